@@ -30,7 +30,8 @@ class SlotJoin:
         sampling: how to pick tokens.
         stop_token_ids: the slot stops on the device after it sampled one of these.
         max_len: the slot stops once prompt and generated tokens together count this many.
-        ignore_stop_len: while the sequence is shorter than this, stop tokens do not stop it.
+        min_len: while the sequence is shorter than this, stop tokens cannot be sampled.
+        admitted_len: prompt length at first admission; a preempted sequence keeps it (length-dependent RoPE reads it).
     """
 
     slot: int
@@ -38,7 +39,8 @@ class SlotJoin:
     sampling: SamplingParams
     stop_token_ids: tuple[int, ...]
     max_len: int
-    ignore_stop_len: int = 0
+    min_len: int = 0
+    admitted_len: int = 0
 
 
 @dataclass(frozen=True)

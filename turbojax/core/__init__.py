@@ -1,0 +1,1 @@
+"""The pure side: state, forward, sampling and steps as functions of explicit values."""

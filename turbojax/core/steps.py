@@ -1,0 +1,207 @@
+"""The steps of generation as pure functions: prefill, decode (one or several tokens), and both mixed in one pass.
+
+Each is `(weights, state, inputs) -> (state, tokens)`. Jit them with the state donated:
+
+    decode = jax.jit(steps.decode, static_argnames="num_steps", donate_argnames="state")
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jax import lax
+
+from turbojax.core.decoder import ChunkRows, DecodeRows, Rows, forward, logits_of
+from turbojax.core.sampling import mask_stop_ids, sample
+from turbojax.core.state import NO_TOKEN, EngineState, Slots
+from turbojax.core.weights import Weights
+
+
+@struct.dataclass
+class DecodeBatch:
+    """Which slots decode, and the pages they get first.
+
+    Attributes:
+        slots: int32 [B]; padding names the sink (the last slot).
+        grants: int32 [A, 4] of (slot, page group, index in the block table, page id); padding names the sink.
+    """
+
+    slots: jax.Array
+    grants: jax.Array
+
+
+@struct.dataclass
+class PrefillBatch:
+    """Chunks of known tokens, ragged and one behind the other.
+
+    Attributes:
+        tokens: int32 [R], padded at the end.
+        starts: int32 [C + 1], where each chunk starts; unused chunks are empty.
+        slots: int32 [C]; unused chunks name the sink.
+        history_lens: int32 [C], tokens of the sequence that the pool holds already.
+        is_last: bool [C], the chunk completes its sequence, so a token is sampled behind it.
+    """
+
+    tokens: jax.Array
+    starts: jax.Array
+    slots: jax.Array
+    history_lens: jax.Array
+    is_last: jax.Array
+
+
+def page_of(block_tables: jax.Array, positions: jax.Array, page_len: int, valid: jax.Array) -> jax.Array:
+    """Page ids [groups, M] that hold `positions` [M], given each row's table [M, groups, pages]; the sink if invalid."""
+    index = jnp.clip(positions // page_len, 0, block_tables.shape[-1] - 1)
+    pages = jnp.take_along_axis(block_tables, index[:, None, None], axis=2)[:, :, 0]
+    return jnp.where(valid[:, None], pages, 0).T
+
+
+def apply_grants(slots: Slots, grants: jax.Array) -> Slots:
+    """Writes newly granted pages into the block tables."""
+    slot, group, index, page = grants.T
+    return slots.replace(block_tables=slots.block_tables.at[slot, group, index].set(page))
+
+
+def decode_rows(slots: Slots, batch_slots: jax.Array, page_len: int) -> Rows:
+    """The next token of each slot as rows of a forward pass."""
+    active, length = slots.active[batch_slots], slots.length[batch_slots]
+    positions = jnp.where(active, length - 1, 0)
+    tables = slots.block_tables[batch_slots]
+    return Rows(
+        tokens=jnp.where(active, slots.last_token[batch_slots], 0),
+        positions=positions,
+        admitted_lens=slots.admitted_len[batch_slots],
+        page_ids=page_of(tables, positions, page_len, active),
+        page_offsets=positions % page_len,
+        decode=DecodeRows(tables, jnp.where(active, length, 0)),
+        chunks=None,
+    )
+
+
+def chunk_rows(slots: Slots, batch: PrefillBatch, page_len: int) -> Rows:
+    """The tokens of the chunks as rows of a forward pass."""
+    row = jnp.arange(batch.tokens.shape[0], dtype=jnp.int32)
+    chunk = jnp.sum(row[:, None] >= batch.starts[None, 1:], axis=-1)  # C for padding
+    valid = chunk < batch.slots.shape[0]
+    chunk = jnp.where(valid, chunk, 0)
+    positions = jnp.where(valid, batch.history_lens[chunk] + row - batch.starts[chunk], 0)
+    tables = slots.block_tables[batch.slots]
+    return Rows(
+        tokens=jnp.where(valid, batch.tokens, 0),
+        positions=positions,
+        admitted_lens=slots.admitted_len[batch.slots][chunk],
+        page_ids=page_of(tables[chunk], positions, page_len, valid),
+        page_offsets=positions % page_len,
+        decode=None,
+        chunks=ChunkRows(tables, batch.starts, batch.history_lens),
+    )
+
+
+def concat_rows(decode: Rows, chunks: Rows) -> Rows:
+    """Decode rows, then chunk rows: linears run over all of them together."""
+    cat = lambda name, axis=0: jnp.concatenate([getattr(decode, name), getattr(chunks, name)], axis)  # noqa: E731
+    return Rows(
+        tokens=cat("tokens"),
+        positions=cat("positions"),
+        admitted_lens=cat("admitted_lens"),
+        page_ids=cat("page_ids", 1),
+        page_offsets=cat("page_offsets"),
+        decode=decode.decode,
+        chunks=chunks.chunks,
+    )
+
+
+def sample_slots(
+    slots: Slots, at: jax.Array, logits: jax.Array, lengths: jax.Array, valid: jax.Array
+) -> tuple[Slots, jax.Array]:
+    """Samples the next token of slots and moves them on.
+
+    Args:
+        slots: all slots.
+        at: int32 [M], the slot of each logits row; the sink for padding.
+        logits: float32 [M, V].
+        lengths: int32 [M], tokens of the sequence before this one.
+        valid: bool [M], rows whose token counts.
+
+    Returns:
+        The slots, and the tokens int32 [M], NO_TOKEN where not valid.
+    """
+    stop_ids = slots.stop_ids[at]
+    logits = mask_stop_ids(logits, stop_ids, lengths < slots.min_len[at])
+    tokens = sample(logits, jax.tree.map(lambda leaf: leaf[at], slots.sampler), lengths)
+    stopped = jnp.any(tokens[:, None] == stop_ids, axis=-1) | (lengths + 1 >= slots.max_len[at])
+    # Rows that do not count write to the sink.
+    at = jnp.where(valid, at, slots.length.shape[0] - 1)
+    slots = slots.replace(
+        last_token=slots.last_token.at[at].set(tokens),
+        length=slots.length.at[at].set(lengths + 1),
+        active=slots.active.at[at].set(valid & ~stopped),
+    )
+    return slots, jnp.where(valid, tokens, NO_TOKEN)
+
+
+def mixed(
+    weights: Weights, state: EngineState, decode: DecodeBatch | None, prefill: PrefillBatch | None
+) -> tuple[EngineState, jax.Array]:
+    """One pass over decode slots and prefill chunks together (dynamic split-fuse); either may be absent.
+
+    Returns:
+        The state, and int32 [B + C] tokens: those of the decode slots, then those sampled behind the chunks;
+        NO_TOKEN for slots that had stopped, chunks that are not last, and padding.
+    """
+    page_len, slots = state.pool.page_len, state.slots
+    parts, at, lengths, valid, logit_rows = [], [], [], [], []
+    if decode is not None:
+        slots = apply_grants(slots, decode.grants)
+        parts.append(decode_rows(slots, decode.slots, page_len))
+        at.append(decode.slots)
+        lengths.append(slots.length[decode.slots])
+        valid.append(slots.active[decode.slots])
+        logit_rows.append(jnp.arange(decode.slots.shape[0], dtype=jnp.int32))
+    if prefill is not None:
+        num_before = 0 if decode is None else decode.slots.shape[0]
+        parts.append(chunk_rows(slots, prefill, page_len))
+        at.append(prefill.slots)
+        lengths.append(prefill.history_lens + prefill.starts[1:] - prefill.starts[:-1])
+        valid.append(prefill.is_last)
+        logit_rows.append(num_before + jnp.maximum(prefill.starts[1:] - 1, 0))
+    rows = parts[0] if len(parts) == 1 else concat_rows(*parts)
+    pool, hidden = forward(weights, state.pool, rows)
+    logits = logits_of(weights, hidden[jnp.concatenate(logit_rows)])
+    slots, tokens = sample_slots(slots, *(jnp.concatenate(x) for x in (at,)), logits, *map(jnp.concatenate, (lengths, valid)))
+    return EngineState(pool, slots), tokens
+
+
+def prefill(weights: Weights, state: EngineState, batch: PrefillBatch) -> tuple[EngineState, jax.Array]:
+    """Computes K and V of the chunks; int32 [C] tokens sampled behind those that are last."""
+    return mixed(weights, state, None, batch)
+
+
+def decode(
+    weights: Weights, state: EngineState, batch: DecodeBatch, *, num_steps: int = 1
+) -> tuple[EngineState, jax.Array]:
+    """Decodes `num_steps` tokens of each slot in one call.
+
+    A slot that stops within the call goes on as padding: it writes to the sink and yields NO_TOKEN.
+
+    Returns:
+        The state, and int32 [num_steps, B] tokens.
+    """
+    state = state.replace(slots=apply_grants(state.slots, batch.grants))
+    page_len = state.pool.page_len
+
+    def step(i: jax.Array, carry: tuple[EngineState, jax.Array]) -> tuple[EngineState, jax.Array]:
+        state, tokens = carry
+        slots = state.slots
+        rows = decode_rows(slots, batch.slots, page_len)
+        pool, hidden = forward(weights, state.pool, rows)
+        slots, new = sample_slots(
+            slots, batch.slots, logits_of(weights, hidden), slots.length[batch.slots], slots.active[batch.slots]
+        )
+        return EngineState(pool, slots), tokens.at[i].set(new)
+
+    tokens = jnp.full((num_steps, batch.slots.shape[0]), NO_TOKEN, jnp.int32)
+    if num_steps == 1:
+        return step(jnp.int32(0), (state, tokens))
+    return lax.fori_loop(0, num_steps, step, (state, tokens))

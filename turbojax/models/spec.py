@@ -1,0 +1,117 @@
+"""What a model is, statically: frozen, hashable specs that every jitted step is keyed by. No arrays here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from turbojax.models.rope import RopeSpec
+
+
+@dataclass(frozen=True)
+class LinearSpec:
+    """y = x @ W + bias, with W stored dense (`bits` 16) or as grouped affine codes (`bits` 8 or 4).
+
+    Attributes:
+        in_dim, out_dim: K and N.
+        bits: 16 for a dense weight in the model's dtype, else the width of a code.
+        group_size: rows of K that share a scale (0 for dense).
+        has_offset: the codes carry a float offset (else they are symmetric around 2**(bits-1)).
+        has_perm: rows of the codes are permuted (act-order): x is gathered first.
+        has_bias: a bias is added.
+    """
+
+    in_dim: int
+    out_dim: int
+    bits: int = 16
+    group_size: int = 0
+    has_offset: bool = False
+    has_perm: bool = False
+    has_bias: bool = False
+
+
+@dataclass(frozen=True)
+class LayerSpec:
+    """One decoder layer. Equal neighbours form a segment.
+
+    Attributes:
+        num_heads, num_kv_heads, head_dim: N, K and H.
+        attn_scale: factor on q.k before softmax.
+        window: a token sees itself and the window - 1 before it; None sees all.
+        attn_softcap: scores become cap * tanh(scores / cap).
+        has_qk_norm: RMSNorm over each head of q and k, before RoPE.
+        has_post_norms: a second norm after attention and one after the ffw, before the residual (Gemma 2).
+        activation: of the gate.
+        rope: the rotation.
+        qkv: one fused linear, columns interleaved by kv head (its G q heads, k, v), or three: q, k, v.
+        o, down: the linears back to the residual stream.
+        gate_up: one fused linear, gate and up interleaved by tiles of `gate_up_tile` columns, or two: gate, up.
+        k_bits, v_bits: precision of the KV cache (16, 8 or 4).
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    attn_scale: float
+    window: int | None
+    attn_softcap: float | None
+    has_qk_norm: bool
+    has_post_norms: bool
+    activation: Literal["silu", "gelu_tanh"]
+    rope: RopeSpec
+    qkv: tuple[LinearSpec, ...]
+    o: LinearSpec
+    gate_up: tuple[LinearSpec, ...]
+    down: LinearSpec
+    k_bits: int = 16
+    v_bits: int = 16
+
+    @property
+    def gate_up_tile(self) -> int:
+        """Columns of gate that stand together before as many of up: the largest power of two up to 128 in F."""
+        return (self.down.in_dim & -self.down.in_dim) if self.down.in_dim % 128 else 128
+
+
+@dataclass(frozen=True)
+class SegmentSpec:
+    """A run of `num_layers` layers with one spec, stacked on a leading axis."""
+
+    layer: LayerSpec
+    first_layer: int
+    num_layers: int
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A decoder-only model.
+
+    Attributes:
+        architecture: the HF architecture it came from.
+        vocab_size, embed_dim: V and D.
+        segments: the layers, in order.
+        norm_eps: of every RMSNorm.
+        norm_offset: norms multiply by (norm_offset + weight): 1 for Gemma, else 0.
+        embed_scale: factor on the embedding (Gemma: sqrt(D)).
+        embedding: storage of the [V, D] table, as a linear from D to V.
+        head: the output projection; None uses the embedding (tied).
+        logit_softcap: logits become cap * tanh(logits / cap).
+        max_len: the context length the checkpoint states.
+        dtype: of activations and dense weights, "float32" | "bfloat16" | "float16".
+    """
+
+    architecture: str
+    vocab_size: int
+    embed_dim: int
+    segments: tuple[SegmentSpec, ...]
+    norm_eps: float
+    norm_offset: float
+    embed_scale: float
+    embedding: LinearSpec
+    head: LinearSpec | None
+    logit_softcap: float | None
+    max_len: int
+    dtype: str
+
+    @property
+    def num_layers(self) -> int:
+        return sum(segment.num_layers for segment in self.segments)
