@@ -1,0 +1,1 @@
+"""Kernels over arrays: quantised linears and paged mixed-precision attention. Knows nothing of models or files."""
