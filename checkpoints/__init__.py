@@ -1,0 +1,56 @@
+"""Model files on disk shown as named host tensors: formats, not models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from checkpoints.affine import AffineTensor
+from checkpoints.errors import (
+    CheckpointError,
+    CheckpointFileError,
+    ConfigError,
+    CorruptFileError,
+    MissingTensorError,
+    ShapeMismatchError,
+    UnsupportedFormatError,
+)
+from checkpoints.tensors import AffineFormat, Checkpoint, DenseFormat, LogicalTensor, TensorFormat, TensorInfo
+
+__all__ = [
+    "AffineFormat",
+    "AffineTensor",
+    "Checkpoint",
+    "CheckpointError",
+    "CheckpointFileError",
+    "ConfigError",
+    "CorruptFileError",
+    "DenseFormat",
+    "LogicalTensor",
+    "MissingTensorError",
+    "ShapeMismatchError",
+    "TensorFormat",
+    "TensorInfo",
+    "UnsupportedFormatError",
+    "open_checkpoint",
+]
+
+
+def open_checkpoint(path: str | Path) -> Checkpoint:
+    """Opens a Hugging Face folder (safetensors) or a .gguf file; reads config and headers only.
+
+    Raises:
+        CheckpointError: one line that names the file, the tensor if it is one, the reason and the remedy.
+    """
+    path = Path(path)
+    if path.is_dir():
+        from checkpoints.hf_folder import open_folder
+
+        return open_folder(path)
+    if not path.exists():
+        raise CheckpointFileError(path, "there is no such folder or file", hint="check the path")
+    if path.suffix == ".gguf":
+        from checkpoints.gguf_checkpoint import open_gguf
+
+        return open_gguf(path)
+    hint = "give a folder with config.json and safetensors, or a .gguf file"
+    raise UnsupportedFormatError(path, "is neither a folder nor a .gguf file", hint=hint)

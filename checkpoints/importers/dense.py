@@ -1,0 +1,24 @@
+"""Unquantised Hugging Face checkpoints: every stored array is a logical tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from checkpoints.safetensors_file import StoredTensor
+from checkpoints.tensors import DenseFormat, LogicalTensor, TensorInfo
+
+
+def dense_tensor(name: str, stored: StoredTensor) -> LogicalTensor:
+    """A stored array shown as it is, under a name."""
+    info = TensorInfo(name, stored.shape, DenseFormat(stored.dtype.name), stored.file, stored.num_bytes)
+    return LogicalTensor(info, stored.read)
+
+
+def import_dense(
+    path: Path, quantization: dict[str, Any], stored: Mapping[str, StoredTensor]
+) -> Iterable[LogicalTensor]:
+    """See `checkpoints.importers.Importer`."""
+    del path, quantization
+    return [dense_tensor(name, tensor) for name, tensor in stored.items()]

@@ -1,0 +1,100 @@
+"""Logical tensors: what a checkpoint shows of each tensor before its data are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from checkpoints.affine import AffineTensor
+from checkpoints.errors import MissingTensorError
+
+
+@dataclass(frozen=True)
+class DenseFormat:
+    """Plain numbers. `dtype` is a name that numpy with ml_dtypes knows: "bfloat16", "float32", ..."""
+
+    dtype: str
+
+
+@dataclass(frozen=True)
+class AffineFormat:
+    """Integer codes in groups; see `AffineTensor`."""
+
+    bits: int
+    group_size: int
+    has_offset: bool
+    has_perm: bool = False
+
+
+TensorFormat = DenseFormat | AffineFormat
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """A tensor as the headers describe it.
+
+    Attributes:
+        name: the Hugging Face name.
+        shape: in Hugging Face orientation, [N, K] for a linear, whatever the format.
+        format: what `Checkpoint.read` gives: a dense array or an AffineTensor.
+        file: the file that holds it.
+        num_bytes: its size in that file.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    format: TensorFormat
+    file: Path
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class LogicalTensor:
+    """A tensor with the way to read it."""
+
+    info: TensorInfo
+    read: Callable[[], np.ndarray | AffineTensor] = field(repr=False)
+
+
+class Checkpoint:
+    """A model's files, opened: config and headers are read, tensor data are not.
+
+    Attributes:
+        path: the folder or file that was opened.
+        config: the Hugging Face style config, made from the metadata for GGUF.
+        generation_config: may be empty.
+        tensors: every logical tensor by its Hugging Face name.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        config: dict[str, Any],
+        generation_config: dict[str, Any],
+        tensors: Iterable[LogicalTensor],
+    ) -> None:
+        self.path = path
+        self.config = config
+        self.generation_config = generation_config
+        self._logical = {tensor.info.name: tensor for tensor in tensors}
+        self.tensors: Mapping[str, TensorInfo] = {n: t.info for n, t in self._logical.items()}
+
+    def __repr__(self) -> str:
+        return f"Checkpoint({str(self.path)!r}, {len(self.tensors)} tensors)"
+
+    def read(self, name: str) -> np.ndarray | AffineTensor:
+        """Reads one tensor.
+
+        Dense arrays have the Hugging Face orientation ([N, K] for a linear) and are, where the file allows,
+        read-only views of the mapped file: slicing one reads that slice alone.
+
+        Raises:
+            MissingTensorError: there is no such tensor.
+        """
+        if name not in self._logical:
+            raise MissingTensorError(self.path, name)
+        return self._logical[name].read()
