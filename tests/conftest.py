@@ -1,0 +1,43 @@
+"""Shared fixtures, and the strictness that every test runs under."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+# Read by jax when it is first imported; this file does not import it, so that host-side tests stay free of it.
+os.environ.setdefault("JAX_NUMPY_RANK_PROMOTION", "raise")
+os.environ.setdefault("JAX_NUMPY_DTYPE_PROMOTION", "strict")
+os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+
+SHARED = Path(__file__).parents[2] / "shared"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Tests run on the CPU, whose float32 is exact, unless they were chosen with `-m gpu`."""
+    expression = config.getoption("markexpr", "")
+    if "gpu" not in expression or "not gpu" in expression:
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+
+@pytest.fixture(scope="session")
+def goldens() -> Path:
+    """Folder of small checkpoints with what transformers computed from them; `manifest.json` has the tolerances."""
+    folder = SHARED / "goldens"
+    if not folder.is_dir():
+        pytest.skip(f"no golden checkpoints at {folder}: they are kept beside the repository")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """The default model's .gguf file, fetched into the user's cache when it is not there yet."""
+    from turbojax.errors import TurbojaxError
+    from turbojax.hub import default_model
+
+    try:
+        return default_model()
+    except TurbojaxError as error:
+        pytest.skip(f"the default model cannot be fetched: {error}")

@@ -1,0 +1,32 @@
+"""Mixed-precision LLM inference as pure JAX functions; names load when first used, so host modules need no jax."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from turbojax.configs import EngineConfig, GenerationConfig
+    from turbojax.pipeline import Response, pipeline
+
+__version__ = "0.1.0"
+
+_MODULE_OF = {
+    "EngineConfig": "turbojax.configs",
+    "GenerationConfig": "turbojax.configs",
+    "Response": "turbojax.pipeline",
+    "pipeline": "turbojax.pipeline",
+}
+
+__all__ = ["EngineConfig", "GenerationConfig", "Response", "pipeline"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'turbojax' has no attribute '{name}'")
+    from importlib import import_module
+
+    return getattr(import_module(_MODULE_OF[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_MODULE_OF])
