@@ -13,3 +13,7 @@ class ModelConfigError(TurbojaxError):
 
 class UnknownArchitectureError(ModelConfigError):
     """The config names an architecture that no family describes."""
+
+
+class OutOfMemoryError(TurbojaxError):
+    """Weights or KV pool do not fit the device; the message has the numbers."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import numpy as np
@@ -41,9 +43,20 @@ class JaxRunner:
         self._state = state
         self.sink = state.slots.length.shape[0] - 1
         self.max_prefill_chunks = buckets.chunks[-1]
-        self._join = jax.jit(join, donate_argnames="state")
-        self._decode = jax.jit(steps.decode, static_argnames="num_steps", donate_argnames="state")
-        self._mixed = jax.jit(steps.mixed, donate_argnames="state")
+        self.num_traces = 0
+        self._join = jax.jit(self._counted(join), donate_argnames="state")
+        self._decode = jax.jit(self._counted(steps.decode), static_argnames="num_steps", donate_argnames="state")
+        self._mixed = jax.jit(self._counted(steps.mixed), donate_argnames="state")
+
+    def _counted(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        """Counts traces: `num_traces` stands still once every bucket is warm."""
+
+        @functools.wraps(step)
+        def traced(*args: Any, **kwargs: Any) -> Any:
+            self.num_traces += 1
+            return step(*args, **kwargs)
+
+        return traced
 
     # -- the Runner protocol ------------------------------------------------------------------------------
 
@@ -79,11 +92,6 @@ class JaxRunner:
             self._run(shape, self._decode_batch(empty, shape), self._prefill_batch(empty, shape))
             if progress is not None:
                 progress(shape)
-
-    @property
-    def num_executables(self) -> int:
-        """Compiled executables so far; it stands still once every bucket is warm."""
-        return sum(f._cache_size() for f in (self._join, self._decode, self._mixed))
 
     # -- host arrays --------------------------------------------------------------------------------------
 

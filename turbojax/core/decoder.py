@@ -69,7 +69,8 @@ def rms_norm(x: jax.Array, weight: jax.Array, spec: ModelSpec) -> jax.Array:
     """x / rms(x) * (norm_offset + weight) over the last axis, in float32, back in x.dtype."""
     x32 = x.astype(jnp.float32)
     scale = lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + spec.norm_eps)
-    return (x32 * scale * (spec.norm_offset + weight.astype(jnp.float32))).astype(x.dtype)
+    gain = spec.norm_offset + weight.astype(jnp.float32)
+    return (x32 * scale * jnp.expand_dims(gain, range(x.ndim - 1))).astype(x.dtype)
 
 
 def project_qkv(

@@ -32,9 +32,9 @@ def linear(x: jax.Array, w: Linear, layer: jax.Array, *, out_dtype: jnp.dtype | 
         contract_k = (((1,), (1,)), ((), ()))
         y = lax.dot_general(x, at_layer(w.weight, layer), contract_k, preferred_element_type=jnp.float32)
     else:
-        y = affine_linear(x, w.weight, layer)
+        y = affine_linear(x, w.weight, layer, out_dtype=jnp.dtype(jnp.float32))
     if w.bias is not None:
-        y = y + at_layer(w.bias, layer).astype(y.dtype)
+        y = y + at_layer(w.bias, layer).astype(y.dtype)[None]
     return y.astype(out_dtype)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 from flax import struct
 
-from pallas_kernels.affine_linear import AffineWeights, PackedAffine
+from pallas_kernels.affine_linear import AffineWeights
 from turbojax.models.spec import ModelSpec
 
 
@@ -19,7 +19,7 @@ class Linear:
         bias: [L, N] | None.
     """
 
-    weight: jax.Array | AffineWeights | PackedAffine
+    weight: jax.Array | AffineWeights
     bias: jax.Array | None = None
 
 

@@ -31,7 +31,7 @@ def check_shape(checkpoint: Checkpoint, source: Source, layer: int, shape: tuple
     if source.rows is not None and got:
         shape = (max(got[0], max(source.rows) + 1), *shape[1:])
     if got != shape:
-        raise ShapeMismatchError(info.file, info.name, got, shape)
+        raise ShapeMismatchError(info.file, info.name, found=got, expected=shape)
     return info
 
 

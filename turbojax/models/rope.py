@@ -101,9 +101,10 @@ def row_inv_freq(spec: RopeSpec, admitted_len: jax.Array) -> jax.Array:
         long = jnp.asarray(spec.long_inv_freq, jnp.float32)[None]
         return jnp.where((admitted_len > spec.original_max_len)[:, None], long, inv_freq)
     # The base grows by stretch ** (dim / (dim - 2)), so frequency i shrinks by stretch ** (2i / (dim - 2)).
-    stretch = spec.factor * jnp.maximum(admitted_len, spec.original_max_len) / spec.original_max_len - (spec.factor - 1)
+    length = jnp.maximum(admitted_len, spec.original_max_len).astype(jnp.float32)
+    stretch = spec.factor * length / spec.original_max_len - (spec.factor - 1)
     exponent = jnp.arange(0, spec.rotary_dim, 2, dtype=jnp.float32) / (spec.rotary_dim - 2)
-    return inv_freq * stretch.astype(jnp.float32)[:, None] ** -exponent[None]
+    return inv_freq * stretch[:, None] ** -exponent[None]
 
 
 def rope_angles(spec: RopeSpec, positions: jax.Array, admitted_len: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -1,0 +1,98 @@
+"""The public functions of paged attention: checks, and the choice between kernel and reference."""
+
+from __future__ import annotations
+
+import jax
+
+from pallas_kernels import backend
+from pallas_kernels.kv_cache.pages import KVPages
+from pallas_kernels.paged_attention.reference import reference_decode, reference_prefill
+
+NOT_BUILT = "its kernel is not built yet"
+
+
+def check(q: jax.Array, pages: KVPages, tables: jax.Array, lens: jax.Array, sinks: jax.Array | None) -> None:
+    """Raises ValueError that names the argument which does not fit."""
+    if q.ndim != 3 or q.shape[2] != pages.head_dim or q.shape[1] % pages.num_kv_heads:
+        raise ValueError(f"q: shape {q.shape}, accepted: [rows, G * {pages.num_kv_heads}, {pages.head_dim}]")
+    if tables.ndim != 2 or tables.shape[0] != lens.shape[0]:
+        raise ValueError(f"block_tables: shape {tables.shape}, accepted: [{lens.shape[0]}, pages]")
+    if sinks is not None and sinks.shape != (q.shape[1],):
+        raise ValueError(f"sinks: shape {sinks.shape}, accepted: ({q.shape[1]},)")
+
+
+def paged_decode_attention(
+    q: jax.Array,
+    pages: KVPages,
+    layer: jax.Array,
+    block_tables: jax.Array,
+    lengths: jax.Array,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: jax.Array | None = None,
+    implementation: backend.Implementation | None = None,
+) -> jax.Array:
+    """One query per sequence over its keys in the pool.
+
+    Args:
+        q: [B, N, H], after RoPE; query head n reads kv head n // G.
+        pages: the cache; the query's own key and value are in it.
+        layer: int32 scalar.
+        block_tables: int32 [B, S], pages of each sequence in order.
+        lengths: int32 [B], keys each row sees, its own included; 0 gives zeros.
+        scale: factor on q.k.
+        window: a row sees its last `window` keys only.
+        softcap: scores become softcap * tanh(scores / softcap).
+        sinks: float32 [N], a logit per head that takes part in the softmax and has no value.
+        implementation: None takes the kernel on a GPU and the reference elsewhere.
+
+    Returns:
+        [B, N, H] in q.dtype. A row's result does not depend on the other rows of its batch size.
+
+    Raises:
+        ValueError: names the argument that does not fit.
+    """
+    check(q, pages, block_tables, lengths, sinks)
+    backend.choose("paged_decode_attention", implementation, NOT_BUILT)
+    return reference_decode(q, pages, layer, block_tables, lengths, scale, window, softcap, sinks)
+
+
+def paged_prefill_attention(
+    q: jax.Array,
+    pages: KVPages,
+    layer: jax.Array,
+    block_tables: jax.Array,
+    chunk_starts: jax.Array,
+    history_lens: jax.Array,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: jax.Array | None = None,
+    implementation: backend.Implementation | None = None,
+) -> jax.Array:
+    """Causal attention of ragged chunks over the pool, which holds their history and the chunks themselves.
+
+    Args:
+        q: [R, N, H]; row r of chunk c sits at position history_lens[c] + r - chunk_starts[c] and sees keys up to it.
+        pages, layer: the cache and the layer.
+        block_tables: int32 [C, S].
+        chunk_starts: int32 [C + 1]; rows from chunk_starts[C] on are padding and give zeros.
+        history_lens: int32 [C].
+        scale, window, softcap, sinks, implementation: see `paged_decode_attention`.
+
+    Returns:
+        [R, N, H] in q.dtype.
+
+    Raises:
+        ValueError: names the argument that does not fit.
+    """
+    check(q, pages, block_tables, history_lens, sinks)
+    if chunk_starts.shape != (history_lens.shape[0] + 1,):
+        raise ValueError(f"chunk_starts: shape {chunk_starts.shape}, accepted: ({history_lens.shape[0] + 1},)")
+    backend.choose("paged_prefill_attention", implementation, NOT_BUILT)
+    return reference_prefill(
+        q, pages, layer, block_tables, chunk_starts, history_lens, scale, window, softcap, sinks
+    )
