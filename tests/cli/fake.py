@@ -1,0 +1,93 @@
+"""A pipeline that answers a prompt with its words in upper case, a word a token, without a model."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from turbojax.configs import EngineConfig, GenerationConfig
+from turbojax.errors import TurbojaxError
+
+
+@dataclass
+class FakeResponse:
+    text: str
+    token_ids: list[int]
+    finish_reason: str | None
+    num_input_tokens: int
+    num_generated_tokens: int
+    error: str | None = None
+    index: int = 0
+
+
+@dataclass
+class FakePipeline:
+    """Records its calls. A prompt "fail" gives a response with an error, "raise" raises, "slow" takes long."""
+
+    model: str | None = None
+    config: EngineConfig = field(default_factory=EngineConfig)
+    calls: list[tuple[Any, GenerationConfig, bool]] = field(default_factory=list)
+    is_closed: bool = False
+    num_cancelled: int = 0
+
+    def __call__(self, prompt: Any, gen_config: GenerationConfig, do_preprocess: bool = True) -> FakeResponse:
+        self.calls.append((prompt, gen_config, do_preprocess))
+        if prompt == "raise":
+            raise TurbojaxError("the prompt has 9 tokens, session_len is 8")
+        if prompt == "fail":
+            return FakeResponse("", [], "error", 1, 0, error="out of pages")
+        while prompt == "slow" and not self.is_closed:
+            time.sleep(0.01)
+        if prompt == "slow":
+            raise TurbojaxError("the pipeline is closed")
+        words = words_of(prompt)[: gen_config.max_new_tokens]
+        return FakeResponse(" ".join(words), list(range(len(words))), "stop", len(words), len(words))
+
+    def stream_infer(
+        self, prompt: Any, gen_config: GenerationConfig, do_preprocess: bool = True
+    ) -> Iterator[FakeResponse]:
+        self.calls.append((prompt, gen_config, do_preprocess))
+        words = words_of(prompt)[: gen_config.max_new_tokens]
+        num_yielded = 0
+        try:
+            for i, word in enumerate(words):
+                if word == "INTERRUPT":
+                    raise KeyboardInterrupt
+                if word == "FAIL":
+                    yield FakeResponse("", [], "error", len(words), i, error="out of pages")
+                    return
+                text = word if i == 0 else f" {word}"
+                reason = "stop" if i + 1 == len(words) else None
+                yield FakeResponse(text, [i], reason, len(words), i + 1)
+                num_yielded += 1
+        finally:
+            self.num_cancelled += num_yielded < len(words)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def words_of(prompt: Any) -> list[str]:
+    if isinstance(prompt, list) and isinstance(prompt[0], dict):
+        prompt = prompt[-1]["content"]
+    if isinstance(prompt, list):
+        prompt = " ".join(map(str, prompt))
+    return prompt.upper().split()
+
+
+def opener(pipes: list[FakePipeline]) -> Any:
+    """A stand-in for `session.open_pipeline` that appends what it opens to `pipes`."""
+
+    @contextmanager
+    def open_pipeline(model: str | None, config: EngineConfig) -> Iterator[FakePipeline]:
+        pipe = FakePipeline(model, config)
+        pipes.append(pipe)
+        try:
+            yield pipe
+        finally:
+            pipe.close()
+
+    return open_pipeline

@@ -1,0 +1,171 @@
+"""A JSONL file of prompts in, a JSONL file of results out, in whatever order they finish."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from turbojax.cli import session
+from turbojax.cli.bulk_files import Job, LineError, ResultFile, count_lines, read_jobs
+from turbojax.cli.console import say, stderr
+from turbojax.configs import EngineConfig, GenerationConfig
+from turbojax.errors import TurbojaxError
+
+if TYPE_CHECKING:
+    from turbojax.pipeline import Pipeline
+
+INTERRUPT_POLL_S = 0.2
+
+
+def run_bulk(
+    model: str | None, config: EngineConfig, gen_config: GenerationConfig, source: Path, target: Path, *, raw: bool
+) -> None:
+    """Runs the lines of `source` that `target` has no record of.
+
+    Raises:
+        typer.Exit: with 1 when lines failed, with 130 after Ctrl-C.
+        TurbojaxError: the target is not a file of results, or cannot be written.
+    """
+    num_lines = count_lines(source)
+    with ResultFile(target) as results:
+        num_before = len(results.finished)
+        if num_before >= num_lines:
+            say(f"{target}: all {num_lines} lines are finished")
+            return
+        progress = _Progress(num_lines, num_before)
+        jobs = read_jobs(source, gen_config, skip=frozenset(results.finished))
+
+        def emit(record: dict[str, Any]) -> None:
+            results.append(record)
+            progress.advance(record)
+
+        try:
+            with session.open_pipeline(model, config) as pipe, progress:
+                # Twice the batch: a slot that becomes free finds the next request waiting.
+                run_jobs(pipe, jobs, 2 * config.max_batch_size, emit, raw=raw)
+        except KeyboardInterrupt:
+            say(f"stopped: {len(results.finished)} of {num_lines} lines are finished; the same command goes on")
+            raise typer.Exit(130) from None
+    if progress.num_failed:
+        say(f'{progress.num_failed} lines failed; their records in {target} have an "error"', style="red")
+        raise typer.Exit(1)
+
+
+def run_jobs(
+    pipe: Pipeline,
+    jobs: Iterator[Job | LineError],
+    num_in_flight: int,
+    emit: Callable[[dict[str, Any]], None],
+    *,
+    raw: bool,
+) -> None:
+    """Runs jobs, at most `num_in_flight` at a time, and emits the record of each as it finishes.
+
+    Raises:
+        KeyboardInterrupt: after Ctrl-C, once what had finished is emitted; the pipeline is then closed.
+    """
+    running: set[Future[dict[str, Any]]] = set()
+    executor = ThreadPoolExecutor(num_in_flight, thread_name_prefix="turbojax-bulk")
+    try:
+        with _interrupt_flag() as interrupted:
+            while not interrupted.is_set():
+                for job in itertools.islice(jobs, num_in_flight - len(running)):
+                    if isinstance(job, LineError):
+                        emit({"line": job.line, "id": job.id, "error": job.error})
+                    else:
+                        running.add(executor.submit(_answer, pipe, job, raw))
+                if not running:
+                    return
+                done, running = wait(running, timeout=INTERRUPT_POLL_S, return_when=FIRST_COMPLETED)
+                for future in done:
+                    emit(future.result())
+            done, running = wait(running, timeout=0)
+            for future in done:
+                emit(future.result())
+        raise KeyboardInterrupt
+    finally:
+        if running:
+            # Their threads wait for answers; a closed pipeline gives them errors instead.
+            for future in running:
+                future.cancel()
+            pipe.close()
+        executor.shutdown()
+
+
+@contextmanager
+def _interrupt_flag() -> Iterator[threading.Event]:
+    """Ctrl-C sets the flag instead of raising between two arbitrary lines; a second one raises."""
+    flag = threading.Event()
+    if threading.current_thread() is not threading.main_thread():  # only there can signals be handled
+        yield flag
+        return
+
+    def on_interrupt(signum: int, frame: FrameType | None) -> None:
+        flag.set()
+        signal.signal(signal.SIGINT, before)
+
+    before = signal.signal(signal.SIGINT, on_interrupt)
+    try:
+        yield flag
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _answer(pipe: Pipeline, job: Job, raw: bool) -> dict[str, Any]:
+    """The record of one job; an error of the request is part of it."""
+    record: dict[str, Any] = {"line": job.line, "id": job.id}
+    try:
+        response = pipe(job.prompt, gen_config=job.gen_config, do_preprocess=not raw)
+    except TurbojaxError as error:
+        return record | {"error": str(error)}
+    if response.error is not None:
+        return record | {"error": response.error}
+    return record | {
+        "text": response.text,
+        "token_ids": list(response.token_ids),
+        "finish_reason": response.finish_reason,
+        "num_input_tokens": response.num_input_tokens,
+        "num_generated_tokens": response.num_generated_tokens,
+    }
+
+
+class _Progress:
+    """The bar on standard error, and one line there for each record with an error."""
+
+    def __init__(self, num_lines: int, num_before: int) -> None:
+        self.num_failed = 0
+        self._num_tokens = 0
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[rate]}"),
+            TimeRemainingColumn(),
+            console=stderr,
+        )
+        self._task = self._bar.add_task("lines", total=num_lines, completed=num_before, rate="")
+
+    def __enter__(self) -> None:
+        self._bar.start()
+
+    def __exit__(self, *error: object) -> None:
+        self._bar.stop()
+
+    def advance(self, record: dict[str, Any]) -> None:
+        self._num_tokens += record.get("num_generated_tokens", 0)
+        elapsed_s = self._bar.tasks[0].elapsed or 0.0
+        rate = f"{self._num_tokens / elapsed_s:,.0f} tokens/s" if elapsed_s > 0 else ""
+        self._bar.update(self._task, advance=1, rate=rate)
+        if "error" in record:
+            self.num_failed += 1
+            say(f"line {record['line']}: {record['error']}", style="red")

@@ -1,0 +1,91 @@
+"""`turbojax chat`: a conversation in the terminal."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from turbojax.cli import options, session
+from turbojax.cli.console import say, say_error
+from turbojax.configs import GenerationConfig
+from turbojax.errors import TurbojaxError
+
+if TYPE_CHECKING:
+    from turbojax.pipeline import Pipeline
+
+Messages = list[dict[str, Any]]
+
+HELP = "/exit leaves (so does Ctrl-D), /clear starts over, Ctrl-C stops an answer"
+
+
+def chat(
+    system: Annotated[str | None, typer.Option("--system", help="The system message.")] = None,
+    model: options.Model = None,
+    max_new_tokens: options.MaxNewTokens = None,
+    temperature: options.Temperature = None,
+    top_p: options.TopP = None,
+    top_k: options.TopK = None,
+    min_p: options.MinP = None,
+    seed: options.Seed = None,
+    dtype: options.Dtype = None,
+    session_len: options.SessionLen = None,
+    quant_policy: options.QuantPolicy = None,
+    cache_max_entry_count: options.CacheMaxEntryCount = None,
+) -> None:
+    """Talk with a model; it sees the whole conversation. /exit leaves, Ctrl-C stops an answer."""
+    gen_config = options.generation_config(
+        max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, random_seed=seed
+    )
+    config = options.engine_config(
+        dtype=dtype,
+        session_len=session_len,
+        max_batch_size=1,
+        quant_policy=quant_policy,
+        cache_max_entry_count=cache_max_entry_count,
+    )
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401  (line editing and history in input())
+    opening = [] if system is None else [{"role": "system", "content": system}]
+    with session.open_pipeline(model, config) as pipe:
+        say(HELP)
+        messages = list(opening)
+        while (line := _read_line()) is not None:
+            if line == "/exit":
+                break
+            if line == "/clear":
+                messages = list(opening)
+            elif line.startswith("/"):
+                say(HELP)
+            elif line:
+                messages = _turn(pipe, [*messages, {"role": "user", "content": line}], gen_config)
+
+
+def _read_line() -> str | None:
+    """The next line, stripped; None at the end of input or Ctrl-C at the prompt."""
+    try:
+        return input("> ").strip()
+    except (EOFError, KeyboardInterrupt):
+        typer.echo(err=True)
+        return None
+
+
+def _turn(pipe: Pipeline, messages: Messages, gen_config: GenerationConfig) -> Messages:
+    """The conversation with the answer to its last message, or without that message where it failed."""
+    parts: list[str] = []
+
+    def write(text: str) -> None:
+        parts.append(text)
+        typer.echo(text, nl=False)
+
+    try:
+        stats = str(session.stream_answer(pipe, messages, gen_config, write))
+    except KeyboardInterrupt:
+        stats = "stopped"
+    except TurbojaxError as error:
+        say_error(error)
+        return messages[:-1]
+    typer.echo()
+    say(stats)
+    return [*messages, {"role": "assistant", "content": "".join(parts)}]

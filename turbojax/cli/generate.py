@@ -1,0 +1,71 @@
+"""`turbojax generate`: one answer, or a file of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from turbojax.cli import options, session
+from turbojax.cli.bulk import run_bulk
+from turbojax.cli.console import say
+
+
+def generate(
+    prompt: Annotated[str | None, typer.Argument(help="What to answer.", show_default=False)] = None,
+    input: Annotated[
+        Path | None, typer.Option("--input", exists=True, dir_okay=False, help="A JSONL file of prompts.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", dir_okay=False, help="Where --input's results go, a JSON line each.")
+    ] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Complete the text as it is, without the chat template.")] = False,
+    model: options.Model = None,
+    max_new_tokens: options.MaxNewTokens = None,
+    temperature: options.Temperature = None,
+    top_p: options.TopP = None,
+    top_k: options.TopK = None,
+    min_p: options.MinP = None,
+    seed: options.Seed = None,
+    dtype: options.Dtype = None,
+    session_len: options.SessionLen = None,
+    max_batch_size: options.MaxBatchSize = None,
+    quant_policy: options.QuantPolicy = None,
+    cache_max_entry_count: options.CacheMaxEntryCount = None,
+) -> None:
+    """Answer a prompt, or every line of a file.
+
+    The text goes to standard output, all else to standard error. Sampling is off until one of its options is given.
+
+    A line of --input is a JSON object with "prompt", "messages" or "token_ids", an optional "id", and generation
+    parameters by their Python names ("max_new_tokens", "temperature", "stop_words", ...). Each result is written as it
+    finishes; started again, the run goes on with the lines that --output does not have. A line that cannot be run
+    gets a record with "error", and the exit status is 1.
+    """
+    if (prompt is None) == (input is None):
+        raise typer.BadParameter("give either a prompt or --input")
+    if (input is None) != (output is None):
+        raise typer.BadParameter("--input and --output go together")
+    gen_config = options.generation_config(
+        max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, random_seed=seed
+    )
+    config = options.engine_config(
+        dtype=dtype,
+        session_len=session_len,
+        max_batch_size=max_batch_size,
+        quant_policy=quant_policy,
+        cache_max_entry_count=cache_max_entry_count,
+    )
+    if input is not None and output is not None:
+        run_bulk(model, config, gen_config, input, output, raw=raw)
+        return
+    assert prompt is not None
+    with session.open_pipeline(model, config) as pipe:
+        stats = session.stream_answer(pipe, prompt, gen_config, _write, raw=raw)
+    typer.echo()
+    say(str(stats))
+
+
+def _write(text: str) -> None:
+    typer.echo(text, nl=False)  # flushes

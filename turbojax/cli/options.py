@@ -1,0 +1,80 @@
+"""The options that several subcommands share, and the configs they become."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated, Any
+
+import typer
+
+from turbojax.configs import EngineConfig, GenerationConfig
+
+# Any of these asks for sampling; without them the answer is greedy.
+SAMPLING_FIELDS = frozenset({"temperature", "top_p", "top_k", "min_p", "random_seed"})
+
+_GENERATION, _ENGINE = "Generation", "Engine"
+
+# Defaults stand in the two config classes alone; None here means "as there".
+Model = Annotated[
+    str | None,
+    typer.Option(
+        "--model", "-m", help="A folder, a .gguf file or a Hugging Face repo id; default: SmolLM2-135M-Instruct."
+    ),
+]
+MaxNewTokens = Annotated[int | None, typer.Option(rich_help_panel=_GENERATION, help="Most tokens to generate.")]
+Temperature = Annotated[
+    float | None, typer.Option(rich_help_panel=_GENERATION, help="Divides the logits; 0 is greedy.")
+]
+TopP = Annotated[
+    float | None, typer.Option(rich_help_panel=_GENERATION, help="Keep the likeliest tokens up to this probability.")
+]
+TopK = Annotated[
+    int | None, typer.Option(rich_help_panel=_GENERATION, help="Keep this many of the likeliest tokens; 0 is off.")
+]
+MinP = Annotated[
+    float | None,
+    typer.Option(rich_help_panel=_GENERATION, help="Keep tokens at least this probable relative to the likeliest."),
+]
+Seed = Annotated[int | None, typer.Option(rich_help_panel=_GENERATION, help="Makes sampling repeatable.")]
+Dtype = Annotated[
+    str | None, typer.Option(rich_help_panel=_ENGINE, help="auto, bfloat16, float16 or float32.", show_default=False)
+]
+SessionLen = Annotated[
+    int | None, typer.Option(rich_help_panel=_ENGINE, help="Most tokens of a sequence, the prompt included.")
+]
+MaxBatchSize = Annotated[int | None, typer.Option(rich_help_panel=_ENGINE, help="Sequences that run at once.")]
+QuantPolicy = Annotated[
+    int | None, typer.Option(rich_help_panel=_ENGINE, help="Bits of the KV cache: 0 (as the activations), 8 or 4.")
+]
+
+
+def _share_or_pages(text: str) -> float | int:
+    return int(text) if text.isdecimal() else float(text)
+
+
+CacheMaxEntryCount = Annotated[
+    Any,
+    typer.Option(
+        parser=_share_or_pages,
+        metavar="SHARE|PAGES",
+        rich_help_panel=_ENGINE,
+        help="KV cache: a share of the free memory (0.5) or a number of pages (512).",
+    ),
+]
+
+
+def engine_config(**fields: Any) -> EngineConfig:
+    """The engine's config; fields that are None keep their default."""
+    return EngineConfig(**{name: value for name, value in fields.items() if value is not None})
+
+
+def generation_config(base: GenerationConfig | None = None, **fields: Any) -> GenerationConfig:
+    """`base` with other fields; those that are None keep their value. Any sampling field turns sampling on.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+    given = {name: value for name, value in fields.items() if value is not None}
+    if SAMPLING_FIELDS & given.keys():
+        given.setdefault("do_sample", True)
+    return dataclasses.replace(base or GenerationConfig(), **given)

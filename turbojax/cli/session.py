@@ -1,0 +1,81 @@
+"""What the commands need of a pipeline: opening it, and one streamed answer with its timings."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from turbojax.cli.console import say
+from turbojax.configs import EngineConfig, GenerationConfig
+from turbojax.errors import TurbojaxError
+
+if TYPE_CHECKING:
+    from turbojax.pipeline import Pipeline
+
+Prompt = str | list[dict[str, Any]] | list[int]
+"""A text, chat messages or token ids."""
+
+
+@contextmanager
+def open_pipeline(model: str | None, config: EngineConfig) -> Iterator[Pipeline]:
+    """A pipeline that is closed at the end. Imports the engine, and with it jax."""
+    from turbojax.pipeline import pipeline
+
+    say(f"loading {model or 'the default model'}")
+    with pipeline(model, backend_config=config) as pipe:
+        yield pipe
+
+
+@dataclass
+class AnswerStats:
+    """Counts and times of one answer."""
+
+    num_input_tokens: int = 0
+    num_generated_tokens: int = 0
+    first_token_s: float = 0.0
+    total_s: float = 0.0
+    finish_reason: str | None = None
+
+    def __str__(self) -> str:
+        decode_s = self.total_s - self.first_token_s
+        num_decoded = self.num_generated_tokens - 1
+        rate = f", {num_decoded / decode_s:.1f} tokens/s after it" if num_decoded > 0 and decode_s > 0 else ""
+        ended = " (stopped by max-new-tokens or session-len)" if self.finish_reason == "length" else ""
+        return (
+            f"{self.num_input_tokens} prompt tokens, first token after {self.first_token_s:.2f} s; "
+            f"{self.num_generated_tokens} tokens{rate}{ended}"
+        )
+
+
+def stream_answer(
+    pipe: Pipeline, prompt: Prompt, gen_config: GenerationConfig, write: Callable[[str], None], *, raw: bool = False
+) -> AnswerStats:
+    """Streams one answer into `write`.
+
+    Args:
+        pipe: the open pipeline.
+        prompt: what to answer.
+        gen_config: how.
+        write: called with each piece of text.
+        raw: a text goes to the model as it is, without the chat template.
+
+    Raises:
+        TurbojaxError: the request failed.
+    """
+    stats, start = AnswerStats(), time.perf_counter()
+    stream = pipe.stream_infer(prompt, gen_config=gen_config, do_preprocess=not raw)
+    try:
+        for delta in stream:
+            if delta.error is not None:
+                raise TurbojaxError(delta.error)
+            stats.first_token_s = stats.first_token_s or time.perf_counter() - start
+            stats.num_input_tokens, stats.num_generated_tokens = delta.num_input_tokens, delta.num_generated_tokens
+            stats.finish_reason = delta.finish_reason
+            write(delta.text)
+    finally:
+        stream.close()  # cancels the request where it was left early (Ctrl-C)
+    stats.total_s = time.perf_counter() - start
+    return stats
