@@ -9,15 +9,18 @@ from jax import lax
 from pallas_kernels.affine_linear.types import AffineWeights
 
 
-def dequantise(w: AffineWeights, layer: jax.Array | int) -> jax.Array:
-    """The float32 values [N, K] of one layer, columns in the order of the codes."""
-    codes, scale = (lax.dynamic_index_in_dim(a, layer, keepdims=False) for a in (w.codes, w.scale))
-    scale = scale.astype(jnp.float32)
-    if w.offset is None:
-        offset = scale * -(2.0 ** (w.bits - 1))
-    else:
-        offset = lax.dynamic_index_in_dim(w.offset, layer, keepdims=False).astype(jnp.float32)
-    return grouped_affine(codes, scale, offset, w.group_size)
+# Dequantised values exist for at most this many weights at a time (8 MiB): beyond a CPU's cache each would travel to
+# memory and back, and a vocabulary of them costs 100 MB of page faults a step.
+WEIGHTS_PER_TILE = 1 << 21
+
+
+def dequantise(w: AffineWeights, layer: jax.Array | int, start: jax.Array | int = 0, size: int | None = None) -> jax.Array:
+    """The float32 values [size, K] of outputs `start` .. `start + size` of one layer, columns in the order of the codes."""
+    size = w.N if size is None else size
+    take = lambda a: lax.dynamic_slice(a, (layer, start, 0), (1, size, a.shape[2]))[0]  # noqa: E731
+    scale = take(w.scale).astype(jnp.float32)
+    offset = scale * -(2.0 ** (w.bits - 1)) if w.offset is None else take(w.offset).astype(jnp.float32)
+    return grouped_affine(take(w.codes), scale, offset, w.group_size)
 
 
 def grouped_affine(codes: jax.Array, scale: jax.Array, offset: jax.Array, group_size: int) -> jax.Array:
@@ -32,12 +35,25 @@ def grouped_affine(codes: jax.Array, scale: jax.Array, offset: jax.Array, group_
 def reference_linear(
     x: jax.Array, w: AffineWeights, layer: jax.Array | int, out_dtype: jnp.dtype | None = None
 ) -> jax.Array:
-    """x [M, K] times layer `layer` -> [M, N]: dequantise the whole layer, then one float32 dot."""
+    """x [M, K] times layer `layer` -> [M, N]: dequantise a tile of outputs, one float32 dot, the next tile."""
     if w.perm is not None:
         x = jnp.take(x, lax.dynamic_index_in_dim(w.perm, layer, keepdims=False), axis=1)
-    contract_k = (((1,), (1,)), ((), ()))
-    y = lax.dot_general(x.astype(jnp.float32), dequantise(w, layer), contract_k, precision=lax.Precision.HIGHEST)
-    return y.astype(out_dtype or x.dtype)
+    x32, out_dtype = x.astype(jnp.float32), out_dtype or x.dtype
+    num_tiles = -(-w.N * w.K // WEIGHTS_PER_TILE)
+    size = -(-w.N // num_tiles)
+
+    def tile(start: jax.Array | int) -> jax.Array:
+        values, contract_k = dequantise(w, layer, start, size), (((1,), (1,)), ((), ()))
+        return lax.dot_general(x32, values, contract_k, precision=lax.Precision.HIGHEST).astype(out_dtype)
+
+    if num_tiles == 1:
+        return tile(0)
+
+    def body(i: jax.Array, y: jax.Array) -> jax.Array:
+        start = jnp.minimum(i * size, w.N - size)  # the last tile overlaps the one before: same values twice
+        return lax.dynamic_update_slice(y, tile(start), (0, start))
+
+    return lax.fori_loop(0, num_tiles, body, jnp.zeros((x.shape[0], w.N), out_dtype))
 
 
 def affine_rows(w: AffineWeights, ids: jax.Array) -> jax.Array:
