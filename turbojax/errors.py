@@ -17,3 +17,39 @@ class UnknownArchitectureError(ModelConfigError):
 
 class OutOfMemoryError(TurbojaxError):
     """Weights or KV pool do not fit the device; the message has the numbers."""
+
+
+class ConfigError(TurbojaxError):
+    """A field of EngineConfig or GenerationConfig is out of range, or contradicts another."""
+
+    def __init__(self, owner: str, field: str, value: object, accepted: str) -> None:
+        self.owner, self.field, self.value, self.accepted = owner, field, value, accepted
+        super().__init__(f"{owner}.{field} is {value!r}; accepted: {accepted}")
+
+
+class RequestError(TurbojaxError):
+    """A request cannot be served as it is."""
+
+
+class EmptyPromptError(RequestError):
+    """The prompt has no tokens."""
+
+
+class InvalidPromptError(RequestError):
+    """The prompt is of a kind, or holds token ids, that the model cannot take."""
+
+
+class PromptTooLongError(RequestError):
+    """Prompt (and one token) exceed `session_len` or the whole KV pool; the message has the numbers."""
+
+
+class MissingTokenizerError(RequestError):
+    """Text was given, but the checkpoint has no tokenizer: token ids are needed."""
+
+
+class EngineClosedError(TurbojaxError):
+    """The engine was closed before the request ended."""
+
+
+class EngineFailedError(TurbojaxError):
+    """A step failed on the device; the requests that it held have ended with this error."""

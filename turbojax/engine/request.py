@@ -1,0 +1,97 @@
+"""One request: its tokens, its limits, and where it stands."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from turbojax.engine.plan import SamplingParams
+
+Sink = Callable[["Progress"], bool]
+
+
+class Status(enum.Enum):
+    """WAITING for a slot; RUNNING in one; YIELDING it once no step in flight names it, to wait again; RETIRING
+    likewise, to end; FINISHED."""
+
+    WAITING = enum.auto()
+    RUNNING = enum.auto()
+    YIELDING = enum.auto()
+    RETIRING = enum.auto()
+    FINISHED = enum.auto()
+
+
+@dataclass(frozen=True)
+class Progress:
+    """New tokens of a request; the last one carries a finish reason (`stop`, `length`, `error`, `cancelled`)."""
+
+    token_ids: list[int]
+    finish_reason: str | None = None
+    error: Exception | None = None
+
+
+@dataclass(eq=False)
+class Request:
+    """A sequence to complete.
+
+    Attributes:
+        request_id: unique in its engine.
+        prompt_ids: int32 [T].
+        sampling: how to pick tokens.
+        stop_token_ids: the first of these ends it.
+        max_len: it ends once prompt and generated tokens together count this many.
+        min_len: no stop token before it is this long.
+        sink: receives its progress, in the engine's thread; returns True to end the request there (a stop word).
+        generated_ids: tokens so far, those of committed steps.
+        slot, page_ids: what it holds while it has a slot.
+        num_prefilled_tokens: known tokens whose K and V are in the pool, or will be by the steps in flight.
+        num_planned_tokens: its length once the steps in flight have all given their tokens.
+        num_steps_in_flight: steps that name its slot and are not committed.
+    """
+
+    request_id: int
+    prompt_ids: np.ndarray
+    sampling: SamplingParams
+    stop_token_ids: tuple[int, ...]
+    max_len: int
+    min_len: int = 0
+    sink: Sink = lambda progress: False
+    generated_ids: list[int] = field(default_factory=list)
+    status: Status = Status.WAITING
+    slot: int = -1
+    page_ids: list[int] = field(default_factory=list)
+    num_prefilled_tokens: int = 0
+    num_planned_tokens: int = 0
+    num_steps_in_flight: int = 0
+    finish_reason: str | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Known tokens, prompt and generated."""
+        return len(self.prompt_ids) + len(self.generated_ids)
+
+    @property
+    def is_prefilled(self) -> bool:
+        """All tokens that were known when it took its slot are in the pool, so it can decode."""
+        return self.num_prefilled_tokens >= self.num_prefill_tokens
+
+    num_prefill_tokens: int = 0
+    """Known tokens when it took its slot."""
+
+    def token_ids(self, start: int, end: int) -> np.ndarray:
+        """Known tokens start .. end, int32."""
+        num_prompt = len(self.prompt_ids)
+        if end <= num_prompt:
+            return self.prompt_ids[start:end]
+        generated = np.asarray(self.generated_ids[max(0, start - num_prompt) : end - num_prompt], np.int32)
+        return np.concatenate([self.prompt_ids[start:num_prompt], generated])
+
+    def check(self) -> None:
+        """The lengths keep their order."""
+        assert self.num_tokens <= self.max_len, self
+        if self.status is Status.RUNNING:
+            assert self.num_prefilled_tokens <= self.num_prefill_tokens <= self.num_tokens, self
+            assert self.num_tokens <= self.num_planned_tokens <= self.max_len, self
