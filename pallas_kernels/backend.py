@@ -55,7 +55,7 @@ def _target() -> Any:
     abstract = getattr(mesh, "abstract_device", None)
     if abstract is not None:
         return abstract
-    default = jax.config.jax_default_device
+    default = jax.config.jax_default_device  # type: ignore[attr-defined]  # options have no types
     return default if isinstance(default, jax.Device) else jax.devices()[0]
 
 

@@ -57,7 +57,9 @@ def kv_page_bytes(spec: ModelSpec, page_len: int) -> int:
         return head_dim * itemsize if bits == 16 else head_dim * bits // 8 + 4
 
     per_token = sum(
-        s.num_layers * s.layer.num_kv_heads * (side(s.layer.k_bits, s.layer.head_dim) + side(s.layer.v_bits, s.layer.head_dim))
+        s.num_layers
+        * s.layer.num_kv_heads
+        * (side(s.layer.k_bits, s.layer.head_dim) + side(s.layer.v_bits, s.layer.head_dim))
         for s in spec.segments
     )
     return per_token * page_len

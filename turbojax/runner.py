@@ -95,9 +95,7 @@ class JaxRunner:
 
     # -- host arrays --------------------------------------------------------------------------------------
 
-    def _run(
-        self, shape: StepShape, decode: steps.DecodeBatch | None, prefill: steps.PrefillBatch | None
-    ) -> jax.Array:
+    def _run(self, shape: StepShape, decode: steps.DecodeBatch | None, prefill: steps.PrefillBatch | None) -> jax.Array:
         if prefill is None:
             self._state, tokens = self._decode(self.weights, self._state, decode, num_steps=shape.num_decode_steps)
         else:
@@ -144,7 +142,7 @@ class JaxRunner:
                 tables[row, group, : len(page_ids)] = page_ids
 
         def column(values: Sequence[float], fill: float, dtype: type) -> np.ndarray:
-            out = np.full(JOINS_PER_CALL, fill, dtype)
+            out: np.ndarray = np.full(JOINS_PER_CALL, fill, dtype)
             out[: len(values)] = values
             return out
 

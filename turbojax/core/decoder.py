@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import struct
@@ -102,7 +104,7 @@ def gated_ffw(x: jax.Array, w: LayerWeights, layer: jax.Array, spec: LayerSpec) 
 
 def attend(q: jax.Array, pages: KVPages, layer: jax.Array, rows: Rows, spec: LayerSpec, group: int) -> jax.Array:
     """Attention of all rows over the pool: decode rows and chunk rows apart. [M, N, H] -> [M, N, H]."""
-    options = {"scale": spec.attn_scale, "window": spec.window, "softcap": spec.attn_softcap}
+    options: dict[str, Any] = {"scale": spec.attn_scale, "window": spec.window, "softcap": spec.attn_softcap}
     num_decode = 0 if rows.decode is None else rows.decode.lengths.shape[0]
     outs = []
     if rows.decode is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -43,4 +45,4 @@ def score(
         return jnp.take_along_axis(logprobs, targets[:, None], axis=-1)[:, 0]
 
     logprobs = lax.map(block_logprobs, (blocks, wanted)).reshape(-1)[:num_rows]
-    return state.replace(pool=pool), logprobs
+    return replace(state, pool=pool), logprobs

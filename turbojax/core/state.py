@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
 from pallas_kernels.kv_cache import KVPages, empty_pages
-from turbojax.models.spec import ModelSpec
+from turbojax.models.spec import ModelSpec, SegmentSpec
 
 NO_TOKEN = -1
 
@@ -88,7 +90,7 @@ class EngineState:
 def init_pool(spec: ModelSpec, num_pages: int, page_len: int) -> KVPool:
     """An empty pool of `num_pages` pages of `page_len` tokens (page 0, the sink, counted in)."""
 
-    def pages(segment) -> KVPages:
+    def pages(segment: SegmentSpec) -> KVPages:
         layer = segment.layer
         return empty_pages(
             segment.num_layers, num_pages, layer.num_kv_heads, page_len, layer.head_dim,
@@ -161,8 +163,10 @@ def join(state: EngineState, joins: Joins) -> EngineState:
     """Gives slots to sequences: writes their rows; they become active when their last chunk is prefilled."""
     slots, at = state.slots, joins.slot
     put = lambda old, new: old.at[at].set(new)  # noqa: E731
-    return state.replace(
-        slots=slots.replace(
+    return replace(
+        state,
+        slots=replace(
+            slots,
             last_token=slots.last_token.at[at].set(0),
             length=slots.length.at[at].set(0),
             active=slots.active.at[at].set(False),
@@ -172,7 +176,7 @@ def join(state: EngineState, joins: Joins) -> EngineState:
             admitted_len=put(slots.admitted_len, joins.admitted_len),
             block_tables=put(slots.block_tables, joins.block_tables),
             sampler=jax.tree.map(put, slots.sampler, joins.sampler),
-        )
+        ),
     )
 
 

@@ -7,6 +7,8 @@ Each is `(weights, state, inputs) -> (state, tokens)`. Jit them with the state d
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 from flax import struct
@@ -60,7 +62,7 @@ def page_of(block_tables: jax.Array, positions: jax.Array, page_len: int, valid:
 def apply_grants(slots: Slots, grants: jax.Array) -> Slots:
     """Writes newly granted pages into the block tables."""
     slot, group, index, page = grants.T
-    return slots.replace(block_tables=slots.block_tables.at[slot, group, index].set(page))
+    return replace(slots, block_tables=slots.block_tables.at[slot, group, index].set(page))
 
 
 def decode_rows(slots: Slots, batch_slots: jax.Array, page_len: int) -> Rows:
@@ -133,7 +135,8 @@ def sample_slots(
     stopped = jnp.any(tokens[:, None] == stop_ids, axis=-1) | (lengths + 1 >= slots.max_len[at])
     # Rows that do not count write to the sink.
     at = jnp.where(valid, at, slots.length.shape[0] - 1)
-    slots = slots.replace(
+    slots = replace(
+        slots,
         last_token=slots.last_token.at[at].set(tokens),
         length=slots.length.at[at].set(lengths + 1),
         active=slots.active.at[at].set(valid & ~stopped),
@@ -169,7 +172,7 @@ def mixed(
     rows = parts[0] if len(parts) == 1 else concat_rows(*parts)
     pool, hidden = forward(weights, state.pool, rows)
     logits = logits_of(weights, hidden[jnp.concatenate(logit_rows)])
-    slots, tokens = sample_slots(slots, *(jnp.concatenate(x) for x in (at,)), logits, *map(jnp.concatenate, (lengths, valid)))
+    slots, tokens = sample_slots(slots, jnp.concatenate(at), logits, jnp.concatenate(lengths), jnp.concatenate(valid))
     return EngineState(pool, slots), tokens
 
 
@@ -188,7 +191,7 @@ def decode(
     Returns:
         The state, and int32 [num_steps, B] tokens.
     """
-    state = state.replace(slots=apply_grants(state.slots, batch.grants))
+    state = replace(state, slots=apply_grants(state.slots, batch.grants))
     page_len = state.pool.page_len
 
     def step(i: jax.Array, carry: tuple[EngineState, jax.Array]) -> tuple[EngineState, jax.Array]:

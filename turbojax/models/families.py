@@ -99,7 +99,7 @@ def want(config: Config, key: str, kind: type = int) -> Any:
         raise ModelConfigError(f"config.json: field '{key}' is missing; the architecture needs it")
     if not isinstance(value, (int, float) if kind is float else kind) or isinstance(value, bool):
         raise ModelConfigError(f"config.json: field '{key}' is {value!r}; a {kind.__name__} is expected")
-    if kind in (int, float) and value <= 0:
+    if isinstance(value, int | float) and value <= 0:
         raise ModelConfigError(f"config.json: field '{key}' is {value}; it must be positive")
     return kind(value)
 
@@ -256,7 +256,7 @@ def architecture_of(config: Config) -> Architecture:
     """
     names = config.get("architectures")
     if not isinstance(names, list) or not names:
-        raise ModelConfigError("config.json: field 'architectures' is missing; it must name one of " + ", ".join(FAMILIES))
+        raise ModelConfigError(f"config.json: field 'architectures' is missing; known: {', '.join(FAMILIES)}")
     if names[0] not in FAMILIES:
         raise UnknownArchitectureError(
             f"config.json: architecture '{names[0]}' is unknown; known are " + ", ".join(sorted(FAMILIES))

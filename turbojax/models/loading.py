@@ -1,4 +1,4 @@
-"""Reads a checkpoint's tensors into a Weights tree: fuses, arranges and stacks them on the host, a segment at a time."""
+"""Reads a checkpoint's tensors into a Weights tree: fuses, arranges and stacks them, a segment at a time."""
 
 from __future__ import annotations
 
@@ -73,10 +73,21 @@ class Reader:
             out[i] = read(layer)
         return self.place(out)
 
-    def norm(self, part: str, layers: Sequence[int]) -> jax.Array | None:
+    def norm(self, part: str, layers: Sequence[int]) -> jax.Array:
         """Norm weights [L, D], float32 (they multiply in float32)."""
         source = self.arch.sources[part]
-        return self.stack(layers, lambda i: cast(pick(self.checkpoint.read(source.at(i)), None), np.dtype(np.float32)))
+
+        def read(layer: int) -> np.ndarray:
+            tensor = self.checkpoint.read(source.at(layer))
+            assert isinstance(tensor, np.ndarray), source.at(layer)
+            return cast(tensor, np.dtype(np.float32))
+
+        return self.stack(layers, read)
+
+    def quantised(self, source: Source, layer: int) -> AffineTensor:
+        tensor = self.checkpoint.read(source.at(layer))
+        assert isinstance(tensor, AffineTensor), source.at(layer)
+        return tensor
 
     def affine(self, parts: Sequence[str], layers: Sequence[int], spec: LinearSpec, join: Rows) -> AffineWeights:
         """Codes of the parts, joined along N and stacked; they never become floats."""
@@ -91,13 +102,13 @@ class Reader:
             return read
 
         for i in layers:
-            tensors[i] = [self.checkpoint.read(self.arch.sources[p].at(i)) for p in parts]
+            tensors[i] = [self.quantised(self.arch.sources[p], i) for p in parts]
         f32 = lambda read: lambda layer: read(layer).astype(np.float32)  # noqa: E731
         return AffineWeights(
             codes=self.stack(layers, field("codes")),
             scale=self.stack(layers, f32(field("scale"))),
             offset=self.stack(layers, f32(field("offset"))) if spec.has_offset else None,
-            perm=self.stack(layers, lambda i: tensors[i][0].perm.astype(np.int32)) if spec.has_perm else None,
+            perm=self.stack(layers, lambda i: np.asarray(tensors[i][0].perm, np.int32)) if spec.has_perm else None,
             bits=spec.bits,
             group_size=spec.group_size,
         )

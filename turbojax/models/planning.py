@@ -1,4 +1,4 @@
-"""From an architecture and what a checkpoint holds to a ModelSpec: checks every tensor, cuts the layers into segments."""
+"""From an architecture and a checkpoint to a ModelSpec: checks every tensor, cuts the layers into segments."""
 
 from __future__ import annotations
 
@@ -103,9 +103,7 @@ def table_spec(checkpoint: Checkpoint, arch: Architecture, part: str) -> LinearS
     return LinearSpec(arch.embed_dim, arch.vocab_size, form.bits, form.group_size, form.has_offset, form.has_perm)
 
 
-def plan_model(
-    checkpoint: Checkpoint, arch: Architecture, dtype: str, kv_bits: Callable[[int], KVBits]
-) -> ModelSpec:
+def plan_model(checkpoint: Checkpoint, arch: Architecture, dtype: str, kv_bits: Callable[[int], KVBits]) -> ModelSpec:
     """Checks a checkpoint against an architecture, from headers alone, and cuts its layers into segments.
 
     Args:
