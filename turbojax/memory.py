@@ -50,7 +50,7 @@ class MemoryPlan:
 
 
 def kv_page_bytes(spec: ModelSpec, page_len: int) -> int:
-    """Bytes of one page over all layers: per token and kv head H * bits / 8, and 4 for scale and offset below 16 bits."""
+    """Bytes of a page over all layers: a token and kv head takes H * bits / 8, plus 4 for its scale and offset."""
     itemsize = jax.numpy.dtype(spec.dtype).itemsize
 
     def side(bits: int, head_dim: int) -> int:

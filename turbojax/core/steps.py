@@ -53,7 +53,7 @@ class PrefillBatch:
 
 
 def page_of(block_tables: jax.Array, positions: jax.Array, page_len: int, valid: jax.Array) -> jax.Array:
-    """Page ids [groups, M] that hold `positions` [M], given each row's table [M, groups, pages]; the sink if invalid."""
+    """Page ids [groups, M] that hold `positions` [M], given rows of tables [M, groups, pages]; the sink if invalid."""
     index = jnp.clip(positions // page_len, 0, block_tables.shape[-1] - 1)
     pages = jnp.take_along_axis(block_tables, index[:, None, None], axis=2)[:, :, 0]
     return jnp.where(valid[:, None], pages, 0).T

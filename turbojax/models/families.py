@@ -144,7 +144,8 @@ def base(config: Config, sources: Mapping[str, Source] = LLAMA_SOURCES) -> Archi
         attn_scale=head_dim**-0.5,
         sources=sources,
         activation=ACTIVATIONS[act],
-        out_dims={"q": q_dim, "k": kv_dim, "v": kv_dim, "o": embed_dim, "gate": ffw_dim, "up": ffw_dim, "down": embed_dim},
+        out_dims={"q": q_dim, "k": kv_dim, "v": kv_dim, "o": embed_dim}
+        | {"gate": ffw_dim, "up": ffw_dim, "down": embed_dim},
         in_dims={"o": q_dim, "down": ffw_dim},
     )  # fmt: skip
 
