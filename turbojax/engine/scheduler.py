@@ -27,14 +27,14 @@ class SchedulerConfig:
     Attributes:
         num_slots: sequences that run at once.
         session_len: most tokens of a sequence.
-        max_step_tokens: decode rows and prompt tokens of one step together.
+        max_prefill_tokens: prompt tokens of one step, all chunks together; decode rows come on top.
         max_chunks: prefill chunks of one step.
         num_decode_steps: tokens per call while nothing waits or prefills.
     """
 
     num_slots: int
     session_len: int
-    max_step_tokens: int
+    max_prefill_tokens: int
     max_chunks: int
     num_decode_steps: int = 1
 
@@ -52,23 +52,30 @@ class Scheduler:
 
     # -- requests -----------------------------------------------------------------------------------------
 
-    def add(self, request: Request) -> None:
-        """Queues a request.
+    @property
+    def max_len(self) -> int:
+        """Most tokens of any sequence: `session_len`, or what the pool holds."""
+        return min(self.config.session_len, self.pool.num_usable_pages * self.pool.page_len)
+
+    def check(self, num_prompt_tokens: int, name: str) -> None:
+        """Whether a prompt can run at all; reads limits only, so any thread may ask.
 
         Raises:
             EmptyPromptError, PromptTooLongError: it can never run; the message has the numbers.
         """
-        num_prompt = len(request.prompt_ids)
-        if num_prompt == 0:
-            raise EmptyPromptError(f"request {request.request_id}: the prompt has no tokens")
-        pool_len = self.pool.num_usable_pages * self.pool.page_len
-        limit = min(self.config.session_len, pool_len)
-        if num_prompt + 1 > limit:
+        if num_prompt_tokens == 0:
+            raise EmptyPromptError(f"{name}: the prompt has no tokens")
+        if num_prompt_tokens + 1 > self.max_len:
+            pool_len = self.pool.num_usable_pages * self.pool.page_len
             raise PromptTooLongError(
-                f"request {request.request_id}: {num_prompt} prompt tokens and one to generate exceed {limit} "
+                f"{name}: {num_prompt_tokens} prompt tokens and one to generate exceed {self.max_len} "
                 f"(session_len {self.config.session_len}, KV pool {pool_len} tokens); shorten it or raise them"
             )
-        request.max_len = min(request.max_len, limit)
+
+    def add(self, request: Request) -> None:
+        """Queues a request; see `check` for what it raises."""
+        self.check(len(request.prompt_ids), f"request {request.request_id}")
+        request.max_len = min(request.max_len, self.max_len)
         self.waiting.append(request)
 
     def cancel(self, request: Request, reason: str = "cancelled") -> None:
@@ -87,39 +94,70 @@ class Scheduler:
     # -- planning -----------------------------------------------------------------------------------------
 
     def plan(self) -> StepPlan:
-        """The next step; empty if nothing can run before a step in flight is committed."""
-        joins: list[SlotJoin] = []
-        chunks = self._plan_running_chunks()
-        num_tokens = sum(len(chunk.token_ids) for chunk in chunks)
-        decoding = [r for r in self.running if r.status is Status.RUNNING and r.is_prefilled and r.slot not in
-                    {c.slot for c in chunks} and r.num_planned_tokens < r.max_len]  # fmt: skip
-        budget = self.config.max_step_tokens - num_tokens - len(decoding)
-        self._plan_admissions(joins, chunks, budget)
-        num_steps = 1 if chunks or self.waiting else self.config.num_decode_steps
-        grants, granted = self._grant_pages(decoding, num_steps)
+        """The next step; empty if nothing can run before a step in flight is committed.
+
+        Decode rows come first, then chunks of running requests, then new ones; chunks share one token budget. Whoever
+        gives way does so before any chunk is planned, so a plan never names a request without pages.
+        """
+        prefilling = any(r.status is Status.RUNNING and not r.is_prefilled for r in self.running)
+        num_steps = 1 if prefilling or self.waiting else self.config.num_decode_steps
+        grants, decoding = self._plan_decode(num_steps)
+        chunks, budget = self._plan_running_chunks(self.config.max_prefill_tokens)
+        joins = self._plan_admissions(chunks, budget)
         plan = StepPlan(
             step_id=next(self._step_ids),
             joins=tuple(joins),
             page_grants=tuple(grants),
-            decode_slots=tuple(r.slot for r in granted),
+            decode_slots=tuple(r.slot for r in decoding),
             num_decode_steps=num_steps,
             prefill_chunks=tuple(chunks),
         )
-        self._launch(plan, granted)
+        self._launch(plan, decoding)
         return plan
 
-    def _plan_running_chunks(self) -> list[PrefillChunk]:
-        """The next chunk of every request that is still being prefilled."""
-        chunks: list[PrefillChunk] = []
-        budget = self.config.max_step_tokens
-        for request in self.running:
-            if request.status is not Status.RUNNING or request.is_prefilled:
+    def _plan_decode(self, num_steps: int) -> tuple[list[PageGrant], list[Request]]:
+        """Who decodes, with pages for the tokens that the step will write; who gets none sits this step out."""
+        grants: list[PageGrant] = []
+        decoding: list[Request] = []
+        for request in list(self.running):  # oldest first: only requests behind, not granted yet, give way
+            if request.status is not Status.RUNNING or not request.is_prefilled:
                 continue
-            chunk = self._next_chunk(request, budget) if len(chunks) < self.config.max_chunks else None
+            if request.num_planned_tokens >= request.max_len:
+                continue  # its last token is in flight
+            # K and V of the newest token and of all but the last new one are written.
+            num_written = min(request.num_planned_tokens + num_steps - 1, request.max_len)
+            missing = self.pool.pages_for(num_written) - len(request.page_ids)
+            new = self._take_pages(request, missing) if missing > 0 else []
+            if new is None:
+                continue
+            first = len(request.page_ids)
+            grants += [PageGrant(request.slot, first + i, page) for i, page in enumerate(new)]
+            request.page_ids += new
+            decoding.append(request)
+        return grants, decoding
+
+    def _take_pages(self, needy: Request, num_pages: int) -> list[int] | None:
+        """Pages from the free ones, or from the newest running requests behind `needy`, which give way."""
+        while (page_ids := self.pool.allocate(num_pages)) is None:
+            victim = next((r for r in reversed(self.running) if r is needy or r.status is Status.RUNNING), needy)
+            yielding = any(r.status is Status.YIELDING for r in self.running)
+            if victim is needy or yielding:
+                return None  # pages are on their way: no second one needs to give way
+            victim.status = Status.YIELDING
+            self._settle(victim)
+        return page_ids
+
+    def _plan_running_chunks(self, budget: int) -> tuple[list[PrefillChunk], int]:
+        """The next chunk of every request that is still being prefilled, and the budget that is left."""
+        chunks: list[PrefillChunk] = []
+        for request in self.running:
+            if request.status is not Status.RUNNING or request.is_prefilled or len(chunks) == self.config.max_chunks:
+                continue
+            chunk = self._next_chunk(request, budget)
             if chunk is not None:
                 chunks.append(chunk)
                 budget -= len(chunk.token_ids)
-        return chunks
+        return chunks, budget
 
     def _next_chunk(self, request: Request, budget: int) -> PrefillChunk | None:
         """As much of the rest as the budget holds; chunks other than the last end at a page edge."""
@@ -131,17 +169,17 @@ class Scheduler:
         is_last = end == request.num_prefill_tokens
         return PrefillChunk(request.slot, request.token_ids(start, end), start, is_last)
 
-    def _plan_admissions(self, joins: list[SlotJoin], chunks: list[PrefillChunk], budget: int) -> None:
-        """Gives slots and pages to waiting requests, in order, while both and the budget last."""
+    def _plan_admissions(self, chunks: list[PrefillChunk], budget: int) -> list[SlotJoin]:
+        """Gives slots and pages to waiting requests, in order, while both and the budget last; adds their chunks."""
+        joins: list[SlotJoin] = []
         while self.waiting and self._free_slots and len(chunks) < self.config.max_chunks:
             request = self.waiting[0]
-            num_tokens = request.num_tokens
-            if budget < min(num_tokens, self.pool.page_len):
-                return
+            if budget < min(request.num_tokens, self.pool.page_len):
+                break
             # One page more than its tokens need, so that it does not give way at its first decode step.
-            num_pages = self.pool.pages_for(num_tokens)
+            num_pages = self.pool.pages_for(request.num_tokens)
             if self.pool.num_free_pages() < min(num_pages + 1, self.pool.pages_for(request.max_len)):
-                return
+                break
             self.waiting.popleft()
             self._admit(request, num_pages)
             joins.append(self._join_of(request))
@@ -149,6 +187,7 @@ class Scheduler:
             if chunk is not None:
                 chunks.append(chunk)
                 budget -= len(chunk.token_ids)
+        return joins
 
     def _admit(self, request: Request, num_pages: int) -> None:
         page_ids = self.pool.allocate(num_pages)
@@ -169,38 +208,6 @@ class Scheduler:
             min_len=request.min_len,
             admitted_len=len(request.prompt_ids),
         )
-
-    def _grant_pages(self, decoding: list[Request], num_steps: int) -> tuple[list[PageGrant], list[Request]]:
-        """Pages for the tokens that the step will write; a request that gets none sits this step out."""
-        grants: list[PageGrant] = []
-        granted: list[Request] = []
-        for request in decoding:
-            if request.status is not Status.RUNNING:  # gave way to an older one just now
-                continue
-            # K and V of the newest token and of all but the last new one are written.
-            num_written = min(request.num_planned_tokens + num_steps - 1, request.max_len)
-            missing = self.pool.pages_for(num_written) - len(request.page_ids)
-            new = self.pool.allocate(missing) if missing > 0 else []
-            if new is None:
-                self._make_room(request)
-                new = self.pool.allocate(missing)
-            if new is None:
-                continue
-            first = len(request.page_ids)
-            grants += [PageGrant(request.slot, first + i, page) for i, page in enumerate(new)]
-            request.page_ids += new
-            granted.append(request)
-        return grants, [r for r in granted if r.status is Status.RUNNING]
-
-    def _make_room(self, needy: Request) -> None:
-        """The newest running request behind `needy` yields; its pages come at once, or when its steps are in."""
-        for request in reversed(self.running):
-            if request is needy:
-                return
-            if request.status is Status.RUNNING:
-                request.status = Status.YIELDING
-                self._settle(request)
-                return
 
     def _launch(self, plan: StepPlan, decoding: list[Request]) -> None:
         """Moves lengths on, as if the step's tokens were in."""
@@ -232,8 +239,10 @@ class Scheduler:
     def _take_tokens(self, request: Request, token_ids: list[int]) -> None:
         if not token_ids:
             return
+        stops = [i for i, token in enumerate(token_ids) if token in request.stop_token_ids]
+        token_ids = token_ids[: stops[0] + 1] if stops else token_ids
         request.generated_ids += token_ids
-        if token_ids[-1] in request.stop_token_ids:
+        if stops:
             request.finish_reason = "stop"
         elif request.num_tokens >= request.max_len:
             request.finish_reason = "length"

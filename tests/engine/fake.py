@@ -1,0 +1,89 @@
+"""A runner without a device: it keeps what the pool holds by page, and refuses every plan that a real pool could not serve."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from turbojax.engine.plan import StepPlan, StepResult
+
+VOCAB = 50
+
+
+def next_token(tokens: list[int]) -> int:
+    """The model: a function of the whole sequence."""
+    return (sum((i + 1) * t for i, t in enumerate(tokens)) * 31 + len(tokens)) % VOCAB
+
+
+def continuation(prompt, max_len: int, stop_ids=()) -> list[int]:
+    """What a request must give, computed alone."""
+    tokens = list(prompt)
+    while len(tokens) < max_len:
+        tokens.append(next_token(tokens))
+        if tokens[-1] in stop_ids:
+            break
+    return tokens[len(prompt) :]
+
+
+class FakeRunner:
+    """Executes plans in dispatch order; tokens are handed out at fetch."""
+
+    def __init__(self, num_slots: int, page_len: int, max_prefill_chunks: int = 4) -> None:
+        self.num_slots, self.page_len, self.max_prefill_chunks = num_slots, page_len, max_prefill_chunks
+        self.pages: dict[int, dict[int, int]] = {}  # page -> offset -> token written
+        self.slots: dict[int, dict] = {}
+        self.num_dispatched = 0
+
+    def dispatch(self, plan: StepPlan):
+        self.num_dispatched += 1
+        assert not (plan.prefill_chunks and plan.num_decode_steps != 1)
+        for join in plan.joins:
+            assert 0 <= join.slot < self.num_slots
+            self.slots[join.slot] = {"table": list(join.page_ids[0]), "join": join, "length": 0, "active": False}
+        for grant in plan.page_grants:
+            table = self.slots[grant.slot]["table"]
+            assert grant.page_index == len(table), "grants continue the table"
+            table.append(grant.page_id)
+        tables = [p for s in (*plan.decode_slots, *(c.slot for c in plan.prefill_chunks)) for p in self.slots[s]["table"]]
+        assert len(set(tables)) == len(tables), "two sequences of one step share a page"
+        assert 0 not in tables
+        named = [*plan.decode_slots, *(c.slot for c in plan.prefill_chunks)]
+        assert len(set(named)) == len(named), "a slot is named twice"
+        tokens = {slot: [] for slot in plan.decode_slots}
+        for slot in plan.decode_slots:
+            for _ in range(plan.num_decode_steps):
+                state = self.slots[slot]
+                if not state["active"]:
+                    continue
+                self.write(slot, state["length"] - 1, [state["last"]])
+                tokens[slot].append(self.sample(slot))
+        for chunk in plan.prefill_chunks:
+            self.write(chunk.slot, chunk.num_history_tokens, chunk.token_ids)
+            state = self.slots[chunk.slot]
+            state["length"] = chunk.num_history_tokens + len(chunk.token_ids)
+            if chunk.is_last:
+                state["active"] = True
+                tokens[chunk.slot] = [self.sample(chunk.slot)]
+        return plan, tokens
+
+    def write(self, slot: int, position: int, token_ids) -> None:
+        table = self.slots[slot]["table"]
+        for i, token in enumerate(token_ids, start=position):
+            self.pages.setdefault(table[i // self.page_len], {})[i % self.page_len] = int(token)
+
+    def sample(self, slot: int) -> int:
+        state = self.slots[slot]
+        table, join = state["table"], state["join"]
+        known = [self.pages[table[i // self.page_len]][i % self.page_len] for i in range(state["length"])]
+        state["last"] = next_token(known)
+        state["length"] += 1
+        stopped = state["last"] in join.stop_token_ids or state["length"] >= join.max_len
+        state["active"] = not stopped
+        return state["last"]
+
+    def fetch(self, handle) -> StepResult:
+        plan, tokens = handle
+        return StepResult(plan.step_id, tokens)
+
+
+def prompt_of(length: int, seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, VOCAB, length).astype(np.int32)

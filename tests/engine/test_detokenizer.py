@@ -1,0 +1,69 @@
+"""Streaming text equals the text of the whole sequence, whatever the pieces."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from turbojax.engine.detokenizer import Detokenizer, StopWords
+
+
+def decode(token_ids):
+    """A byte-level decoder: token i is byte i."""
+    return bytes(token_ids).decode("utf-8", errors="replace")
+
+
+@given(st.text(max_size=40), st.data())
+def test_pieces_concatenate_to_the_whole(text, data):
+    ids = list(text.encode())
+    detokenizer, out = Detokenizer(decode), []
+    while ids:
+        n = data.draw(st.integers(1, 3))
+        out.append(detokenizer.push(ids[:n]))
+        ids = ids[n:]
+    assert all("\ufffd" not in piece for piece in out) or "\ufffd" in text
+    assert "".join(out) + detokenizer.flush() == text
+
+
+@given(st.lists(st.integers(0, 255), max_size=40))
+def test_broken_bytes_come_out_as_the_decoder_shows_them(ids):
+    detokenizer = Detokenizer(decode)
+    text = "".join(detokenizer.push([i]) for i in ids) + detokenizer.flush()
+    assert text.replace("\ufffd", "") == decode(ids).replace("\ufffd", "")
+
+
+def test_the_window_stays_short():
+    lengths = []
+
+    def spy(token_ids):
+        lengths.append(len(token_ids))
+        return decode(token_ids)
+
+    Detokenizer(spy).push(list(b"abc" * 500))
+    assert max(lengths) <= 4
+
+
+@given(
+    st.text("ab", min_size=0, max_size=30),
+    st.lists(st.text("ab", min_size=1, max_size=4), max_size=3),
+    st.data(),
+)
+def test_text_is_cut_before_the_first_stop_word(text, words, data):
+    stop, out, rest = StopWords(words), "", text
+    while rest and stop.found is None:
+        n = data.draw(st.integers(1, 4))
+        out += stop.push(rest[:n])
+        rest = rest[n:]
+    out += stop.flush()
+    ends = [at + len(w) for w in words if (at := text.find(w)) >= 0]
+    if not ends:
+        assert (out, stop.found) == (text, None)
+        return
+    assert stop.found in words
+    assert text.startswith(out + stop.found)
+    assert not any(w in out for w in words)
+
+
+@pytest.mark.parametrize(("pieces", "shown"), [(["x<", "/s"], ["x", ""]), (["x<", "b>"], ["x", "<b>"])])
+def test_what_may_become_a_stop_word_is_held_back(pieces, shown):
+    stop = StopWords(["</s>"])
+    assert [stop.push(p) for p in pieces] == shown

@@ -1,0 +1,91 @@
+"""What a request says as it runs: its tokens as text, cut at stop words, handed on piece by piece."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from turbojax.engine.detokenizer import Detokenizer, StopWords
+from turbojax.engine.request import Progress
+
+Decode = Callable[[Sequence[int]], str]
+
+
+@dataclass(frozen=True)
+class Response:
+    """What came of a prompt; in a stream, what came since the piece before.
+
+    Attributes:
+        text: generated text, without stop words and stop tokens; empty for a model without a tokenizer.
+        token_ids: generated tokens, the stop token included.
+        finish_reason: `stop` (a stop token or stop word), `length` (max_new_tokens or session_len), `error`; None in
+            a stream that goes on.
+        num_input_tokens: of the prompt.
+        num_generated_tokens: so far, the stop token included.
+        error: what went wrong, if it did.
+        index: of the prompt in its list.
+    """
+
+    text: str
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: str | None = None
+    num_input_tokens: int = 0
+    num_generated_tokens: int = 0
+    error: str | None = None
+    index: int = 0
+
+
+class TextSink:
+    """A request's sink: turns progress into response pieces and delivers them, all in the engine's thread."""
+
+    def __init__(
+        self,
+        deliver: Callable[[Response], None],
+        decode: Decode | None,
+        *,
+        stop_words: Sequence[str] = (),
+        stop_token_ids: Sequence[int] = (),
+        min_new_tokens: int = 0,
+        num_input_tokens: int = 0,
+        index: int = 0,
+    ) -> None:
+        self._deliver = deliver
+        self._detokenizer = None if decode is None else Detokenizer(decode)
+        self._stop_words = StopWords(stop_words)
+        self._stop_token_ids = frozenset(stop_token_ids)
+        self._min_new_tokens, self._num_input_tokens, self._index = min_new_tokens, num_input_tokens, index
+        self._num_tokens = 0
+
+    def __call__(self, progress: Progress) -> bool:
+        """Delivers the piece; True if a stop word ended the text, so that the request must end too."""
+        try:
+            text, token_ids, stopped = self._advance(progress)
+        except Exception as error:  # a decoder's failure ends this request, not the engine's thread
+            self._send("", [], "error", f"{type(error).__name__}: {error}")
+            return True
+        reason = "stop" if stopped else progress.finish_reason
+        self._send(text, token_ids, reason, None if progress.error is None else str(progress.error))
+        return stopped
+
+    def _advance(self, progress: Progress) -> tuple[str, list[int], bool]:
+        """The text and tokens of a piece, and whether it ran into a stop word; tokens behind one are dropped."""
+        text, taken = "", []
+        for token in progress.token_ids:
+            self._num_tokens += 1
+            taken.append(token)
+            if self._detokenizer is None or token in self._stop_token_ids:
+                continue
+            piece = self._detokenizer.push([token])
+            text += self._stop_words.push(piece) if self._num_tokens > self._min_new_tokens else piece
+            if self._stop_words.found is not None:
+                return text, taken, True
+        if progress.finish_reason is not None and self._detokenizer is not None:
+            text += self._stop_words.push(self._detokenizer.flush())
+            stopped = self._stop_words.found is not None
+            return text + self._stop_words.flush(), taken, stopped
+        return text, taken, False
+
+    def _send(self, text: str, token_ids: list[int], reason: str | None, error: str | None) -> None:
+        self._deliver(
+            Response(text, token_ids, reason, self._num_input_tokens, self._num_tokens, error, self._index)
+        )
