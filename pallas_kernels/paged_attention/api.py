@@ -6,7 +6,9 @@ import jax
 
 from pallas_kernels import backend
 from pallas_kernels.kv_cache.pages import KVPages
+from pallas_kernels.paged_attention.decode_kernel import decode_attention
 from pallas_kernels.paged_attention.reference import reference_decode, reference_prefill
+from pallas_kernels.paged_attention.tuning import decode_config, kernel_problem
 
 NOT_BUILT = "its kernel is not built yet"
 
@@ -55,8 +57,13 @@ def paged_decode_attention(
         ValueError: names the argument that does not fit.
     """
     check(q, pages, block_tables, lengths, sinks)
-    backend.choose("paged_decode_attention", implementation, NOT_BUILT)
-    return reference_decode(q, pages, layer, block_tables, lengths, scale, window, softcap, sinks)
+    chosen = backend.choose("paged_decode_attention", implementation, kernel_problem(q, pages))
+    if chosen == "reference":
+        return reference_decode(q, pages, layer, block_tables, lengths, scale, window, softcap, sinks)
+    config = decode_config(q, pages, block_tables.shape[1])
+    return decode_attention(
+        q, pages, layer, block_tables, lengths, scale, window, softcap, sinks, config, chosen == "interpret"
+    )
 
 
 def paged_prefill_attention(

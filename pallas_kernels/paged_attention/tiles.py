@@ -1,0 +1,117 @@
+"""What both attention kernels do with refs: find their piece of a ragged batch, read tiles of keys and values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from pallas_kernels import backend
+from pallas_kernels.kv_cache.pages import KVPages
+
+LOG2_E = 1.4426950408889634
+MINUS_INF = -1e30  # finite, so that the difference of two of them is 0 and not NaN
+
+
+def ceil_div(a: Any, b: int) -> Any:
+    return (a + b - 1) // b
+
+
+def power_of_2(n: int) -> int:
+    """The next power of two: the sizes that Triton loads."""
+    return 1 << max(0, n - 1).bit_length()
+
+
+def load_vector(ref: Any, start: int, size: int) -> jax.Array:
+    """int32 ref[start : start + size], padded with zeros to a power of two."""
+    index = jnp.arange(power_of_2(size), dtype=jnp.int32)
+    return backend.masked_load(ref.at[start + jnp.minimum(index, size - 1)], mask=index < size, other=0)
+
+
+def pick(values: jax.Array, index: jax.Array) -> jax.Array:
+    """values[index] of a small int32 vector that lives in registers; 0 where the index is past its end."""
+    return jnp.sum(jnp.where(jnp.arange(values.shape[0], dtype=jnp.int32) == index, values, 0))
+
+
+def locate(item: jax.Array, counts: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The work list: items of row 0, then of row 1 ...; each program finds its own, so that none is built before.
+
+    Args:
+        item: int32 scalar.
+        counts: int32 [rows], items of each row.
+
+    Returns:
+        The item's row (past the end where there are fewer items), its number within the row, and the total.
+    """
+    ends = lax.cumsum(counts, axis=0)
+    row = jnp.sum((ends <= item).astype(jnp.int32))
+    return row, item - pick(ends - counts, row), jnp.max(ends)
+
+
+@dataclass(frozen=True)
+class Side:
+    """K or V as a kernel sees it: planes of head dims, read a page at a time."""
+
+    bits: int
+    head_dim: int
+    page_len: int
+
+    @property
+    def planes(self) -> int:
+        return 1 if self.bits == 16 else 16 // self.bits
+
+    @property
+    def width(self) -> int:
+        """Head dims of a plane."""
+        return self.head_dim // self.planes
+
+    @property
+    def padded(self) -> int:
+        """Columns of a tile: a power of two, and at least the 16 that a dot takes."""
+        return max(16, power_of_2(self.width))
+
+    def columns(self, plane: int) -> tuple[jax.Array, jax.Array]:
+        """Head dims [padded] of a plane, clipped into the array, and which of them are real."""
+        column = jnp.arange(self.padded, dtype=jnp.int32)
+        return plane * self.width + jnp.minimum(column, self.width - 1), column < self.width
+
+    def tile(self, ref: Any, layer: jax.Array, page: jax.Array, head: jax.Array) -> jax.Array:
+        """[page_len, padded] stored words (or 16-bit values) of a page; zeros in the padding."""
+        if self.padded == self.width:
+            return ref[layer, page, head]
+        tokens = jnp.arange(self.page_len, dtype=jnp.int32)
+        columns, real = self.columns(0)
+        at = jnp.broadcast_arrays(tokens[:, None], columns[None, :])
+        mask = jnp.broadcast_to(real[None, :], at[0].shape)
+        return backend.masked_load(ref.at[layer, page, head, at[0], at[1]], mask=mask, other=0)
+
+    def tile_transposed(self, ref: Any, layer: jax.Array, page: jax.Array, head: jax.Array) -> jax.Array:
+        """[padded, page_len]: the transpose of `tile`, read so; a transpose after the load would not be pipelined."""
+        tokens = jnp.arange(self.page_len, dtype=jnp.int32)
+        columns, real = self.columns(0)
+        if self.padded == self.width:
+            columns = jnp.arange(self.width, dtype=jnp.int32)
+        at = jnp.broadcast_arrays(columns[:, None], tokens[None, :])
+        where = ref.at[layer, page, head, at[1], at[0]]
+        if self.padded == self.width:
+            return backend.masked_load(where)
+        return backend.masked_load(where, mask=jnp.broadcast_to(real[:, None], at[0].shape), other=0)
+
+    def params(self, ref: Any, layer: jax.Array, page: jax.Array, head: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """float16 scale and offset [page_len]."""
+        return ref[layer, page, head, 0], ref[layer, page, head, 1]
+
+
+def sides(pages: KVPages) -> tuple[Side, Side]:
+    """K and V."""
+    k, v = (Side(bits, pages.head_dim, pages.page_len) for bits in (pages.k_bits, pages.v_bits))
+    return k, v
+
+
+def dot(a: jax.Array, b: jax.Array, contract: tuple[int, int], acc: jax.Array) -> jax.Array:
+    """acc + a . b over one axis of each, in float32."""
+    axes = (((contract[0],), (contract[1],)), ((), ()))
+    return acc + lax.dot_general(a, b, axes, preferred_element_type=jnp.float32)

@@ -1,0 +1,270 @@
+"""Times paged attention and the KV write on this GPU: every kernel of a call, from the profiler, against the floor.
+
+    python scripts/bench_attention.py --json benchmarks/results/attention_h200.json
+    python scripts/bench_attention.py --sweep decode --json sweep.json
+
+Pools take at least 60 GB, pages are in random order and each call reads another layer. The floor of reads is bytes over
+the larger of 4.3 TB/s and the read rate of this run; that of prefill FLOPs over the larger of 790 TFLOP/s and the dot
+rate of this run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import functools
+import glob
+import itertools
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.92")
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.profiler import ProfileData
+
+from pallas_kernels.kv_cache import KVPages, bytes_per_token, empty_pages, write_kv
+from pallas_kernels.paged_attention import paged_decode_attention, paged_prefill_attention
+from pallas_kernels.paged_attention.decode_kernel import DecodeConfig, decode_attention
+
+PAGE_LEN, KV_HEADS, GROUP, HEAD_DIM = 64, 8, 4, 128
+POOL_BYTES = 60e9
+LAYERS_TIMED = 6
+READ_RATE, DOT_RATE = 4.3e12, 790e12
+
+
+def kernel_times(compiled: Any, *args: Any, repeats: int = 3) -> dict[str, list[float]]:
+    """Microseconds of each kernel that ran, by name."""
+    jax.block_until_ready(compiled(*args))
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder):
+            for _ in range(repeats):
+                out = compiled(*args)
+            jax.block_until_ready(out)
+        (path,) = glob.glob(folder + "/**/*.xplane.pb", recursive=True)
+        times: dict[str, list[float]] = {}
+        for plane in ProfileData.from_file(path).planes:
+            for line in plane.lines if "GPU" in plane.name else ():
+                if "Stream" in line.name:
+                    for event in line.events:
+                        times.setdefault(event.name, []).append(event.duration_ns / 1e3)
+    return times
+
+
+def call_time(times: dict[str, list[float]], prefix: str) -> tuple[float, float]:
+    """Median microseconds of the op's kernels, summed; and of everything else (the loop around it), per call."""
+    ours = {name: t for name, t in times.items() if prefix in name}
+    calls = max((len(t) for t in ours.values()), default=1)
+    rest = sum(sum(t) for name, t in times.items() if name not in ours) / calls
+    return sum(statistics.median(t) * round(len(t) / calls) for t in ours.values()), rest
+
+
+def random_pool(k_bits: int, v_bits: int, num_pages: int, *, kv_heads: int = KV_HEADS, head_dim: int = HEAD_DIM,
+                pool_bytes: float = POOL_BYTES) -> KVPages:  # fmt: skip
+    """Random pages: one layer's worth of random bits, repeated over as many layers as make `pool_bytes`."""
+    per_layer = num_pages * PAGE_LEN * bytes_per_token(kv_heads, head_dim, k_bits=k_bits, v_bits=v_bits)
+    layers = max(LAYERS_TIMED, int(-(-pool_bytes // per_layer)))
+    shapes = jax.eval_shape(
+        lambda: empty_pages(layers, num_pages, kv_heads, PAGE_LEN, head_dim, k_bits=k_bits, v_bits=v_bits,
+                            dtype=jnp.bfloat16)
+    )  # fmt: skip
+
+    def fill(key: jax.Array, like: jax.ShapeDtypeStruct, bits: int) -> jax.Array:
+        if like.dtype == jnp.uint16:
+            one = jax.random.bits(key, like.shape[1:], jnp.uint16)
+        elif like.dtype == jnp.float16:
+            uniform = jax.random.uniform(key, like.shape[1:], jnp.float32, 0.5, 1.0) * 6 / (2**bits - 1)
+            one = uniform.at[:, :, 1].multiply(-(2**bits) / 2).astype(jnp.float16)
+        else:
+            one = jax.random.normal(key, like.shape[1:], jnp.bfloat16)
+        return jnp.broadcast_to(one, like.shape)
+
+    leaves = {}
+    for n, (name, bits) in enumerate((("k", k_bits), ("v", v_bits), ("k_params", k_bits), ("v_params", v_bits))):
+        like = getattr(shapes, name)
+        leaves[name] = None if like is None else jax.jit(fill, static_argnums=(1, 2))(jax.random.key(n), like, bits)
+    return KVPages(**leaves, k_bits=k_bits, v_bits=v_bits, head_dim=head_dim)
+
+
+def over_layers(attend: Any) -> Any:
+    """attend(layer) once for each timed layer, spread over the pool."""
+
+    def run(pages: KVPages, q: jax.Array, *rest: jax.Array) -> jax.Array:
+        stride = pages.k.shape[0] // LAYERS_TIMED
+        return lax.fori_loop(0, LAYERS_TIMED, lambda i, _: attend(q, pages, i * stride, *rest), q)
+
+    return run
+
+
+def ragged_lengths(batch: int = 64) -> np.ndarray:
+    """Lognormal, sigma 1, mean 4k, clipped to 64 .. 32k, seed 0."""
+    x = np.random.default_rng(0).lognormal(np.log(4096) - 0.5, 1.0, batch)
+    return np.clip(x, 64, 32768).astype(np.int32)
+
+
+def decode_case(lengths: np.ndarray, table_len: int, num_pages: int, heads: int, head_dim: int) -> tuple[Any, ...]:
+    """Queries, random block tables, lengths."""
+    rng = np.random.default_rng(1)
+    ids = rng.permutation(num_pages - 1) + 1
+    tables = np.zeros((len(lengths), table_len), np.int32)
+    start = 0
+    for row, length in enumerate(lengths):
+        count = -(-int(length) // PAGE_LEN)
+        tables[row, :count] = ids[start : start + count]
+        start += count
+    q = jax.random.normal(jax.random.key(7), (len(lengths), heads, head_dim), jnp.bfloat16)
+    return q, jnp.asarray(tables), jnp.asarray(lengths, jnp.int32)
+
+
+DECODE_CASES = {
+    "64x4k": (np.full(64, 4096 - 3), 64),
+    "64x16k": (np.full(64, 16384 - 3), 256),
+    "ragged": (ragged_lengths(), 512),
+    "1x1k": (np.full(1, 1024 - 3), 16),
+    "1x32k": (np.full(1, 32768 - 3), 512),
+}
+
+
+def decode_row(case: str, pages: KVPages, config: DecodeConfig | None, compiled: Any, args: Any, rates: Any) -> dict:
+    """One timed row."""
+    lengths = DECODE_CASES[case][0]
+    heads, head_dim = args[0].shape[1:]
+    times = kernel_times(compiled, pages, *args)
+    us, rest = call_time(times, "paged_decode")
+    kv = int(lengths.sum()) * bytes_per_token(
+        pages.num_kv_heads, head_dim, k_bits=pages.k_bits, v_bits=pages.v_bits
+    )
+    floor = kv / rates[0] * 1e6
+    kernels = {n: round(statistics.median(t), 2) for n, t in times.items() if "paged_decode" in n}
+    return {
+        "case": case, "op": "decode", "k_bits": pages.k_bits, "v_bits": pages.v_bits, "heads": heads,
+        "kv_heads": pages.num_kv_heads, "head_dim": head_dim, "time_us": round(us, 2), "floor_us": round(floor, 2),
+        "share": round(floor / us, 3), "other_us": round(rest, 2), "kernels": kernels,
+        "config": None if config is None else vars(config),
+    }  # fmt: skip
+
+
+def compile_decode(config: DecodeConfig | None, pages: KVPages, args: Any) -> Any:
+    scale = args[0].shape[-1] ** -0.5
+
+    def attend(q, pages, layer, tables, lengths):
+        if config is None:
+            return paged_decode_attention(q, pages, layer, tables, lengths, scale=scale)
+        return decode_attention(q, pages, layer, tables, lengths, scale, None, None, None, config, False)
+
+    return jax.jit(over_layers(attend)).lower(pages, *args).compile()
+
+
+def sweep_decode(bits: tuple[int, int], configs: dict[str, list[DecodeConfig]], rates: Any) -> list[dict]:
+    """Every configuration of every case, compiled in parallel, timed one after another."""
+    num_pages = 16640
+    pages, rows = random_pool(*bits, num_pages), []
+    with ThreadPoolExecutor(14) as pool:
+        jobs = []
+        for case, candidates in configs.items():
+            args = decode_case(*DECODE_CASES[case], num_pages, KV_HEADS * GROUP, HEAD_DIM)
+            jobs += [(case, c, args, pool.submit(compile_decode, c, pages, args)) for c in candidates]
+        for case, config, args, job in jobs:
+            try:
+                rows.append(decode_row(case, pages, config, job.result(), args, rates))
+            except jax.errors.JaxRuntimeError as error:
+                print("failed", case, bits, config, str(error)[:150])
+    return sorted(rows, key=lambda r: (r["case"], r["time_us"]))
+
+
+def measure_rates() -> tuple[float, float, dict[str, float]]:
+    """Read rate and dot rate of this run, never below the ones that floors are stated with."""
+    x = jnp.ones((4 << 30,), jnp.bfloat16)
+    compiled = jax.jit(lambda x: jnp.max(x.reshape(-1, 1 << 16), axis=1)).lower(x).compile()
+    read = x.nbytes / (sum(statistics.median(t) for t in kernel_times(compiled, x).values()) * 1e-6)
+    del x
+    a = jax.random.normal(jax.random.key(0), (8192, 8192), jnp.bfloat16)
+    compiled = jax.jit(lambda a: a @ a).lower(a).compile()
+    dots = 2 * 8192**3 / (max(statistics.median(t) for t in kernel_times(compiled, a).values()) * 1e-6)
+    return max(read, READ_RATE), max(dots, DOT_RATE), {"read_bandwidth": read, "dot_rate": dots}
+
+
+def print_rows(rows: list[dict], limit: int | None = None) -> None:
+    shown: dict[Any, int] = {}
+    for r in rows:
+        key = (r["case"], r["op"], r.get("k_bits"), r.get("v_bits"), r.get("head_dim"), r.get("heads"))
+        shown[key] = shown.get(key, 0) + 1
+        if limit is None or shown[key] <= limit:
+            c = r.get("config")
+            cut = "" if not c else " ".join(f"{k[:2]}{int(v)}" for k, v in c.items())
+            print(f"{r['op']:8}{r['case']:8} K{r['k_bits']:<3}V{r['v_bits']:<3}{r['time_us']:10.1f} us"
+                  f"{r['floor_us']:9.1f} floor {r['share']:6.3f}  other {r['other_us']:5.1f}  {cut}", flush=True)  # fmt: skip
+
+
+def decode_candidates(case: str) -> list[DecodeConfig]:
+    """Cuts worth timing: enough programs for the case, all warps, stages and dot forms."""
+    many = case in ("64x4k", "64x16k", "ragged")
+    all_stages = (3, 5) if case == "64x4k" else (4,)
+    lens = {"64x4k": (1024, 4096), "64x16k": (2048,), "ragged": (1024, 2048), "1x1k": (64, 128), "1x32k": (256, 512)}
+    found = []
+    for n, left, pages, warps, stages in itertools.product(lens[case], (True, False), (1, 2), (2, 4), all_stages):
+        if n % (pages * PAGE_LEN) == 0 and not (many and not left and (pages, warps) == (2, 2)):
+            found.append(DecodeConfig(n, pages, warps, stages, True, left))
+    return found
+
+
+def check_decode() -> None:
+    """Largest relative error of the kernel against the reference, on ragged lengths."""
+    for bits, left in itertools.product((16, 8, 4), (True, False)):
+        pages = random_pool(bits, bits, 260, pool_bytes=1e8)
+        lengths = np.asarray([4000, 1, 0, 65, 64, 777])
+        q, tables, lens = decode_case(lengths, 64, 260, 32, HEAD_DIM)
+        wanted = paged_decode_attention(
+            q.astype(jnp.float32), pages, jnp.int32(3), tables, lens, scale=0.088, implementation="reference"
+        )
+        for cut in ((256, 2), (4096, 1)):
+            config = DecodeConfig(*cut, 4, 4, True, left)
+            found = decode_attention(
+                q, pages, jnp.int32(3), tables, lens, 0.088, None, None, None, config, False
+            ).astype(jnp.float32)
+            error = float(jnp.linalg.norm(found - wanted) / jnp.linalg.norm(wanted))
+            print(f"check KV{bits} keys_left={left} cut={cut}: {error:.1e}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path, required=True)
+    parser.add_argument("--sweep", choices=("decode",))
+    parser.add_argument("--cases", nargs="*", default=list(DECODE_CASES))
+    options = parser.parse_args()
+    start = time.time()
+    *rates, measured = measure_rates()
+    rows: list[dict] = []
+    print({k: f"{v:.3e}" for k, v in measured.items()}, flush=True)
+    if options.sweep == "decode":
+        check_decode()
+        for bits in (4, 8, 16):
+            rows += sweep_decode((bits, bits), {c: decode_candidates(c) for c in options.cases}, rates)
+            print(f"{time.time() - start:.0f} s", flush=True)
+            print_rows([r for r in rows if r["k_bits"] == bits], 5)
+            write(options.json, rows, measured)
+    write(options.json, rows, measured)
+
+
+def write(path: Path, rows: list[dict], measured: dict[str, float]) -> None:
+    path.write_text(json.dumps({
+        "device": jax.devices()[0].device_kind,
+        "versions": {"jax": jax.__version__, "python": sys.version.split()[0]},
+        "date": datetime.date.today().isoformat(),
+        "command": "python scripts/bench_attention.py " + " ".join(sys.argv[1:]),
+        **measured, "rows": rows,
+    }, indent=1))  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
