@@ -6,18 +6,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from turbojax.configs import EngineConfig, GenerationConfig
-    from turbojax.pipeline import Response, pipeline
+    from turbojax.engine.text import Response
+    from turbojax.pipeline import Pipeline, pipeline
 
 __version__ = "0.1.0"
 
 _MODULE_OF = {
     "EngineConfig": "turbojax.configs",
     "GenerationConfig": "turbojax.configs",
-    "Response": "turbojax.pipeline",
+    "Pipeline": "turbojax.pipeline",
+    "Response": "turbojax.engine.text",
     "pipeline": "turbojax.pipeline",
 }
 
-__all__ = ["EngineConfig", "GenerationConfig", "Response", "pipeline"]
+__all__ = ["EngineConfig", "GenerationConfig", "Pipeline", "Response", "pipeline"]
 
 
 def __getattr__(name: str) -> Any:

@@ -14,6 +14,8 @@ _BITS_OF_QUANT_POLICY = {0: 16, 8: 8, 4: 4}
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 # Seeds are uint32 on the device.
 SEED_LIMIT = 1 << 32
+# Stop tokens that a slot holds on the device, the model's own included.
+MAX_STOP_IDS = 16
 
 
 def is_int(value: Any, low: float = -math.inf, high: float = math.inf) -> bool:
