@@ -9,18 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from turbojax.configs import EngineConfig, GenerationConfig
+from turbojax.engine.text import Response
 from turbojax.errors import TurbojaxError
-
-
-@dataclass
-class FakeResponse:
-    text: str
-    token_ids: list[int]
-    finish_reason: str | None
-    num_input_tokens: int
-    num_generated_tokens: int
-    error: str | None = None
-    index: int = 0
 
 
 @dataclass
@@ -33,22 +23,22 @@ class FakePipeline:
     is_closed: bool = False
     num_cancelled: int = 0
 
-    def __call__(self, prompt: Any, gen_config: GenerationConfig, do_preprocess: bool = True) -> FakeResponse:
+    def __call__(self, prompt: Any, gen_config: GenerationConfig, do_preprocess: bool = True) -> Response:
         self.calls.append((prompt, gen_config, do_preprocess))
         if prompt == "raise":
             raise TurbojaxError("the prompt has 9 tokens, session_len is 8")
         if prompt == "fail":
-            return FakeResponse("", [], "error", 1, 0, error="out of pages")
+            return Response("", [], "error", 1, 0, error="out of pages")
         while prompt == "slow" and not self.is_closed:
             time.sleep(0.01)
         if prompt == "slow":
             raise TurbojaxError("the pipeline is closed")
         words = words_of(prompt)[: gen_config.max_new_tokens]
-        return FakeResponse(" ".join(words), list(range(len(words))), "stop", len(words), len(words))
+        return Response(" ".join(words), list(range(len(words))), "stop", len(words), len(words))
 
     def stream_infer(
         self, prompt: Any, gen_config: GenerationConfig, do_preprocess: bool = True
-    ) -> Iterator[FakeResponse]:
+    ) -> Iterator[Response]:
         self.calls.append((prompt, gen_config, do_preprocess))
         words = words_of(prompt)[: gen_config.max_new_tokens]
         num_yielded = 0
@@ -57,11 +47,11 @@ class FakePipeline:
                 if word == "INTERRUPT":
                     raise KeyboardInterrupt
                 if word == "FAIL":
-                    yield FakeResponse("", [], "error", len(words), i, error="out of pages")
+                    yield Response("", [], "error", len(words), i, error="out of pages")
                     return
                 text = word if i == 0 else f" {word}"
                 reason = "stop" if i + 1 == len(words) else None
-                yield FakeResponse(text, [i], reason, len(words), i + 1)
+                yield Response(text, [i], reason, len(words), i + 1)
                 num_yielded += 1
         finally:
             self.num_cancelled += num_yielded < len(words)
