@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from turbojax.configs import EngineConfig, GenerationConfig
     from turbojax.engine.text import Response
-    from turbojax.pipeline import Pipeline, pipeline
+    from turbojax.api import Pipeline, pipeline
 
 __version__ = "0.1.0"
 
 _MODULE_OF = {
     "EngineConfig": "turbojax.configs",
     "GenerationConfig": "turbojax.configs",
-    "Pipeline": "turbojax.pipeline",
+    "Pipeline": "turbojax.api",
     "Response": "turbojax.engine.text",
-    "pipeline": "turbojax.pipeline",
+    "pipeline": "turbojax.api",
 }
 
 __all__ = ["EngineConfig", "GenerationConfig", "Pipeline", "Response", "pipeline"]

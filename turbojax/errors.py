@@ -53,3 +53,15 @@ class EngineClosedError(TurbojaxError):
 
 class EngineFailedError(TurbojaxError):
     """A step failed on the device; the requests that it held have ended with this error."""
+
+
+class TokenizerError(TurbojaxError):
+    """A checkpoint's tokenizer is broken, or of a kind that is not supported."""
+
+
+class ModelNotFoundError(TurbojaxError):
+    """A model is neither a path nor a repo id that can be fetched."""
+
+
+class DownloadError(TurbojaxError):
+    """A model could not be fetched, or is not what was expected."""

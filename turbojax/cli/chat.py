@@ -13,7 +13,7 @@ from turbojax.configs import GenerationConfig
 from turbojax.errors import TurbojaxError
 
 if TYPE_CHECKING:
-    from turbojax.pipeline import Pipeline
+    from turbojax.api import Pipeline
 
 Messages = list[dict[str, Any]]
 

@@ -13,7 +13,7 @@ from turbojax.configs import EngineConfig, GenerationConfig
 from turbojax.errors import TurbojaxError
 
 if TYPE_CHECKING:
-    from turbojax.pipeline import Pipeline
+    from turbojax.api import Pipeline
 
 Prompt = str | list[dict[str, Any]] | list[int]
 """A text, chat messages or token ids."""
@@ -22,7 +22,7 @@ Prompt = str | list[dict[str, Any]] | list[int]
 @contextmanager
 def open_pipeline(model: str | None, config: EngineConfig) -> Iterator[Pipeline]:
     """A pipeline that is closed at the end. Imports the engine, and with it jax."""
-    from turbojax.pipeline import pipeline
+    from turbojax.api import pipeline
 
     say(f"loading {model or 'the default model'}")
     with pipeline(model, backend_config=config) as pipe:
@@ -66,7 +66,7 @@ def stream_answer(
         TurbojaxError: the request failed.
     """
     stats, start = AnswerStats(), time.perf_counter()
-    stream = pipe.stream_infer(prompt, gen_config=gen_config, do_preprocess=not raw)
+    stream = pipe.stream_infer(prompt, gen_config, do_preprocess=not raw)
     try:
         for delta in stream:
             if delta.error is not None:

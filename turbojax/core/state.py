@@ -131,7 +131,13 @@ def init_slots(num_slots: int, pages_per_slot: int, *, num_stop_ids: int = 8, nu
 
 
 def init_state(
-    spec: ModelSpec, *, num_slots: int, num_pages: int, page_len: int = 64, max_len: int | None = None
+    spec: ModelSpec,
+    *,
+    num_slots: int,
+    num_pages: int,
+    page_len: int = 64,
+    max_len: int | None = None,
+    num_stop_ids: int = 8,
 ) -> EngineState:
     """A fresh state.
 
@@ -141,9 +147,11 @@ def init_state(
         num_pages: pages of the pool, the sink included.
         page_len: tokens of a page.
         max_len: longest sequence (default: the model's).
+        num_stop_ids: stop tokens that a slot can hold.
     """
     pages_per_slot = -(-(max_len or spec.max_len) // page_len)
-    return EngineState(init_pool(spec, num_pages, page_len), init_slots(num_slots, pages_per_slot))
+    slots = init_slots(num_slots, pages_per_slot, num_stop_ids=num_stop_ids)
+    return EngineState(init_pool(spec, num_pages, page_len), slots)
 
 
 @struct.dataclass

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import queue
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -77,13 +77,13 @@ class Pipeline:
 
     def stream_infer(
         self, prompts: Prompts, gen_config: GenConfigs = None, *, do_preprocess: bool = True
-    ) -> Iterator[Response]:
+    ) -> Generator[Response, None, None]:
         """Yields pieces as they come, of all prompts interleaved; see `__call__`. Closing it cancels the rest."""
         outbox: queue.SimpleQueue[Response] = queue.SimpleQueue()
         requests = self._requests(prompts, gen_config, do_preprocess, outbox.put)
         return self._stream(requests, outbox.get)
 
-    def _stream(self, requests: list[Request], receive: Callable[[], Response]) -> Iterator[Response]:
+    def _stream(self, requests: list[Request], receive: Callable[[], Response]) -> Generator[Response, None, None]:
         unfinished = dict(enumerate(requests))
         try:
             for request in requests:
