@@ -17,7 +17,7 @@ class AffineTensor:
         value[k, n] = codes[k, n] * scale[k // group_size, n] + offset[k // group_size, n]
 
     `offset` None means symmetric: offset = -(2**(bits - 1)) * scale. Row k of codes multiplies x[perm[k]];
-    `perm` None means x[k].
+    `perm` None means x[k]. The arrays may be views of any strides (those of GGUF have K contiguous).
 
     Attributes:
         codes: uint8 [K, N], 0 .. 2**bits - 1.
