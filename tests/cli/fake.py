@@ -23,7 +23,7 @@ class FakePipeline:
     is_closed: bool = False
     num_cancelled: int = 0
 
-    def __call__(self, prompt: Any, gen_config: GenerationConfig, do_preprocess: bool = True) -> Response:
+    def __call__(self, prompt: Any, gen_config: GenerationConfig, *, do_preprocess: bool = True) -> Response:
         self.calls.append((prompt, gen_config, do_preprocess))
         if prompt == "raise":
             raise TurbojaxError("the prompt has 9 tokens, session_len is 8")
@@ -37,7 +37,7 @@ class FakePipeline:
         return Response(" ".join(words), list(range(len(words))), "stop", len(words), len(words))
 
     def stream_infer(
-        self, prompt: Any, gen_config: GenerationConfig, do_preprocess: bool = True
+        self, prompt: Any, gen_config: GenerationConfig, *, do_preprocess: bool = True
     ) -> Iterator[Response]:
         self.calls.append((prompt, gen_config, do_preprocess))
         words = words_of(prompt)[: gen_config.max_new_tokens]

@@ -100,6 +100,28 @@ def test_started_again_it_runs_what_is_missing(run, pipes, files):
     assert len(pipes) == 1
 
 
+def test_failed_lines_are_tried_again_and_leave_no_second_record(run, pipes, files):
+    write_lines(files[0], {"prompt": "p1"}, {"prompt": "now good"}, {"prompt": "p3"}, {"prompt": "p4"})
+    written = [{"line": 3, "text": "kept"}, {"line": 2, "error": "too long"}, {"line": 1, "text": "kept too"}]
+    write_lines(files[1], *written)
+    with files[1].open("a") as file:
+        file.write('{"line": 4, "te')
+    assert bulk(run, files).exit_code == 0
+    assert {prompt for prompt, _, _ in pipes[0].calls} == {"now good", "p4"}
+    lines = [json.loads(line) for line in files[1].read_text().splitlines()]
+    assert lines[:2] == [written[0], written[2]]
+    assert {r["line"]: r["text"] for r in lines[2:]} == {2: "NOW GOOD", 4: "P4"}
+    assert list(files[1].parent.glob("*.tmp")) == []
+
+
+def test_an_engine_that_always_fails_ends_the_run(run, files):
+    write_lines(files[0], *({"prompt": "fail"} for _ in range(100)))
+    result = bulk(run, files, "--max-batch-size", "4")
+    assert result.exit_code == 1
+    assert "fails again and again, the last time with: out of pages" in result.stderr
+    assert len(files[1].read_text().splitlines()) == 9
+
+
 def test_a_foreign_output_file_is_refused_untouched(run, pipes, files):
     write_lines(files[0], {"prompt": "a"})
     files[1].write_text('{"my": "data"}\ntorn')

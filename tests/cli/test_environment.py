@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from turbojax.cli.environment import cache_dir, prepare_environment
+from turbojax.cli.environment import prepare_environment
 
 ROOT = Path(__file__).parents[2]
 
@@ -30,17 +30,6 @@ def test_jax_takes_the_settings_and_the_user_overrides_them(tmp_path):
     assert run() == [str(tmp_path / "xla"), "0.0", "-1", "0.92"]
     own = run(JAX_COMPILATION_CACHE_DIR="/elsewhere", XLA_PYTHON_CLIENT_MEM_FRACTION="0.5")
     assert own == ["/elsewhere", "0.0", "-1", "0.5"]
-
-
-def test_where_the_cache_is(monkeypatch, tmp_path):
-    monkeypatch.delenv("TURBOJAX_CACHE", raising=False)
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert cache_dir() == tmp_path / ".cache" / "turbojax"
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "x"))
-    assert cache_dir() == tmp_path / "x" / "turbojax"
-    monkeypatch.setenv("TURBOJAX_CACHE", str(tmp_path / "own"))
-    assert cache_dir() == tmp_path / "own"
 
 
 def test_nothing_that_is_set_is_changed(monkeypatch):

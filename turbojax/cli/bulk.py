@@ -22,7 +22,7 @@ from turbojax.configs import EngineConfig, GenerationConfig
 from turbojax.errors import TurbojaxError
 
 if TYPE_CHECKING:
-    from turbojax.pipeline import Pipeline
+    from turbojax.api import Pipeline
 
 INTERRUPT_POLL_S = 0.2
 
@@ -38,7 +38,8 @@ def run_bulk(
     """
     num_lines = count_lines(source)
     with ResultFile(target) as results:
-        num_before = len(results.finished)
+        # Twice the batch: a slot that becomes free finds the next request waiting.
+        num_before, num_in_flight = len(results.finished), 2 * config.max_batch_size
         if num_before >= num_lines:
             say(f"{target}: all {num_lines} lines are finished")
             return
@@ -48,16 +49,20 @@ def run_bulk(
         def emit(record: dict[str, Any]) -> None:
             results.append(record)
             progress.advance(record)
+            if progress.num_engine_errors_in_a_row > num_in_flight:
+                raise TurbojaxError(f"the engine fails again and again, the last time with: {record['error']}")
 
         try:
             with session.open_pipeline(model, config) as pipe, progress:
-                # Twice the batch: a slot that becomes free finds the next request waiting.
-                run_jobs(pipe, jobs, 2 * config.max_batch_size, emit, raw=raw)
+                run_jobs(pipe, jobs, num_in_flight, emit, raw=raw)
         except KeyboardInterrupt:
             say(f"stopped: {len(results.finished)} of {num_lines} lines are finished; the same command goes on")
             raise typer.Exit(130) from None
     if progress.num_failed:
-        say(f'{progress.num_failed} lines failed; their records in {target} have an "error"', style="red")
+        say(
+            f'{progress.num_failed} lines failed: see "error" in {target}; the same command tries them again',
+            style="red",
+        )
         raise typer.Exit(1)
 
 
@@ -125,11 +130,12 @@ def _answer(pipe: Pipeline, job: Job, raw: bool) -> dict[str, Any]:
     """The record of one job; an error of the request is part of it."""
     record: dict[str, Any] = {"line": job.line, "id": job.id}
     try:
-        response = pipe(job.prompt, gen_config=job.gen_config, do_preprocess=not raw)
+        response = pipe(job.prompt, job.gen_config, do_preprocess=not raw)
     except TurbojaxError as error:
         return record | {"error": str(error)}
+    assert not isinstance(response, list)
     if response.error is not None:
-        return record | {"error": response.error}
+        return record | {"finish_reason": "error", "error": response.error}
     return record | {
         "text": response.text,
         "token_ids": list(response.token_ids),
@@ -144,6 +150,7 @@ class _Progress:
 
     def __init__(self, num_lines: int, num_before: int) -> None:
         self.num_failed = 0
+        self.num_engine_errors_in_a_row = 0
         self._num_tokens = 0
         self._bar = Progress(
             TextColumn("{task.description}"),
@@ -166,6 +173,8 @@ class _Progress:
         elapsed_s = self._bar.tasks[0].elapsed or 0.0
         rate = f"{self._num_tokens / elapsed_s:,.0f} tokens/s" if elapsed_s > 0 else ""
         self._bar.update(self._task, advance=1, rate=rate)
+        in_engine = record.get("finish_reason") == "error"
+        self.num_engine_errors_in_a_row = self.num_engine_errors_in_a_row + 1 if in_engine else 0
         if "error" in record:
             self.num_failed += 1
             say(f"line {record['line']}: {record['error']}", style="red")

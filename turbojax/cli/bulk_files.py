@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Container, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -14,6 +15,7 @@ from turbojax.cli.session import Prompt
 from turbojax.configs import GenerationConfig
 from turbojax.errors import TurbojaxError
 
+COPY_BYTES = 1 << 20
 PROMPT_KEYS = ("prompt", "messages", "token_ids")
 GENERATION_KEYS = frozenset(field.name for field in fields(GenerationConfig))
 
@@ -94,6 +96,8 @@ def _prompt_problem(kind: str, prompt: Any) -> str | None:
 class ResultFile:
     """JSON lines, each written whole before the next is begun, so that a stopped run can go on.
 
+    Going on drops the records with an error: their lines are tried again, in case the cause is gone.
+
     Attributes:
         finished: numbers of the input lines that have a record.
     """
@@ -106,14 +110,14 @@ class ResultFile:
         """
         self.path = path
         self.finished: set[int] = set()
-        num_whole_bytes = self._read_finished() if path.is_file() else 0
+        kept = self._read_finished() if path.is_file() else None
         try:
+            if kept is not None:
+                self._rewrite(kept)
             # Unbuffered: what append() returned from is with the operating system.
             self._file = path.open("ab", buffering=0)
         except OSError as error:
             raise BulkFileError(f"cannot write {path}: {error.strerror}") from error
-        if path.is_file():
-            self._file.truncate(num_whole_bytes)
 
     def __enter__(self) -> ResultFile:
         return self
@@ -123,25 +127,50 @@ class ResultFile:
     ) -> None:
         self._file.close()
 
-    def _read_finished(self) -> int:
-        """Collects the finished lines; returns their bytes, without a last line that was not written to its end."""
-        num_whole_bytes = 0
+    def _read_finished(self) -> list[range]:
+        """Collects the finished lines; returns where their records stand, as runs of bytes."""
+        kept: list[range] = []
+        start = 0
         with self.path.open("rb") as lines:
             for number, raw in enumerate(lines, start=1):
-                if not raw.endswith(b"\n"):
+                if not raw.endswith(b"\n"):  # was not written to its end
                     break
-                num_whole_bytes += len(raw)
-                self.finished.add(self._line_of(number, raw))
-        return num_whole_bytes
+                end = start + len(raw)
+                record = self._record(number, raw)
+                if "error" not in record:
+                    self.finished.add(record["line"])
+                    if kept and kept[-1].stop == start:
+                        kept[-1] = range(kept[-1].start, end)
+                    else:
+                        kept.append(range(start, end))
+                start = end
+        return kept
 
-    def _line_of(self, number: int, raw: bytes) -> int:
+    def _record(self, number: int, raw: bytes) -> dict[str, Any]:
         try:
-            line = json.loads(raw)["line"]
-        except (ValueError, TypeError, KeyError):
-            line = None
-        if not isinstance(line, int):
+            record = json.loads(raw)
+        except ValueError:
+            record = None
+        if not isinstance(record, dict) or not isinstance(record.get("line"), int):
             raise BulkFileError(f"{self.path}, line {number} is no result of a bulk run; give another --output")
-        return line
+        return record
+
+    def _rewrite(self, kept: list[range]) -> None:
+        """Leaves only these bytes; a file that must lose some from its middle is replaced in one go."""
+        if len(kept) <= 1 and (not kept or kept[0].start == 0):
+            os.truncate(self.path, kept[0].stop if kept else 0)
+            return
+        clean = self.path.with_name(self.path.name + ".tmp")
+        try:
+            with self.path.open("rb") as old, clean.open("wb") as new:
+                for run in kept:
+                    old.seek(run.start)
+                    for start in range(run.start, run.stop, COPY_BYTES):
+                        new.write(old.read(min(COPY_BYTES, run.stop - start)))
+            clean.replace(self.path)
+        except OSError:
+            clean.unlink(missing_ok=True)
+            raise
 
     def append(self, record: dict[str, Any]) -> None:
         """Writes a record.

@@ -9,7 +9,7 @@ from importlib import metadata
 
 import typer
 
-from turbojax.cli.environment import cache_dir
+from turbojax import hub
 
 PACKAGES = (
     "turbojax", "jax", "jaxlib", "jax-cuda12-plugin", "jax-cuda13-plugin", "flax", "orbax-checkpoint", "transformers",
@@ -66,10 +66,6 @@ def _kernels() -> list[tuple[str, str]]:
 
 
 def _files() -> list[tuple[str, str]]:
-    from turbojax import hub
-
-    model = hub.cached_default_model()
-    return [
-        ("cache", str(cache_dir())),
-        ("default model", str(model) if model else "not fetched yet: the first run without --model fetches it"),
-    ]
+    model = hub.cache_dir() / hub.DEFAULT_FILE
+    state = str(model) if hub.is_default(model) else "not fetched yet: the first run without --model fetches it"
+    return [("cache", str(hub.cache_dir())), ("default model", state)]

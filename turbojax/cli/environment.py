@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
+
+from turbojax.hub import cache_dir
 
 # JAX takes 75 % of a GPU by default. The rest of this share is for the CUDA context, cuBLAS and graphs, which
 # allocate beside JAX's pool.
 GPU_MEMORY_SHARE = "0.92"
-
-
-def cache_dir() -> Path:
-    """Where turbojax keeps what it can make again: $TURBOJAX_CACHE, else a folder in the user's cache directory."""
-    if own := os.environ.get("TURBOJAX_CACHE"):
-        return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "turbojax"
 
 
 def prepare_environment() -> None:
