@@ -1,0 +1,294 @@
+"""The Python API on an engine without a device: every form of a prompt, threads, asyncio, cancelling, failing, closing."""
+
+import asyncio
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from tests.engine.fake import VOCAB, FakeRunner, continuation
+from turbojax.api import Pipeline
+from turbojax.configs import MAX_STOP_IDS, EngineConfig, GenerationConfig
+from turbojax.engine.block_pool import BlockPool
+from turbojax.engine.scheduler import Scheduler, SchedulerConfig
+from turbojax.errors import (
+    ConfigError,
+    EmptyPromptError,
+    EngineClosedError,
+    InvalidPromptError,
+    MissingTokenizerError,
+    PromptTooLongError,
+)
+
+EOS = 7
+
+
+class LetterTokenizer:
+    """A letter a token: token i is chr(65 + i)."""
+
+    has_chat_template = True
+
+    def encode(self, text, add_special_tokens=True):
+        return [ord(c) - 65 for c in text]
+
+    def decode(self, token_ids, skip_special_tokens=True):
+        return "".join(chr(65 + i) for i in token_ids)
+
+    def apply_chat_template(self, messages, add_generation_prompt=True):
+        return [0] + [i for m in messages for i in self.encode(m["content"])]
+
+
+class SlowRunner(FakeRunner):
+    """Takes a moment for each step, and can be told to fail."""
+
+    fails = False
+
+    def dispatch(self, plan):
+        time.sleep(0.001)
+        if self.fails:
+            raise RuntimeError("device lost")
+        return super().dispatch(plan)
+
+
+def make(num_slots=4, num_pages=60, tokenizer=LetterTokenizer(), eos_ids=(EOS,), session_len=100):
+    runner = SlowRunner(num_slots, page_len=4)
+    config = SchedulerConfig(num_slots, session_len, 16, runner.max_prefill_chunks, 2)
+    scheduler = Scheduler(config, BlockPool(num_pages, 4))
+    return Pipeline(runner, scheduler, tokenizer, vocab_size=VOCAB, eos_ids=eos_ids)
+
+
+@pytest.fixture
+def pipe():
+    with make() as pipe:
+        yield pipe
+        assert wait_until_idle(pipe), "something leaked"
+        assert pipe._scheduler.pool.num_free_pages() == 59
+
+
+def wait_until_idle(pipe):
+    deadline = time.monotonic() + 10
+    while not pipe._scheduler.is_idle and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return pipe._scheduler.is_idle
+
+
+def expected(ids, num_new, stop_ids=(EOS,)):
+    return continuation(ids, len(ids) + num_new, stop_ids)
+
+
+GEN = GenerationConfig(max_new_tokens=12)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "ids"),
+    [
+        ("CD", [0, 2, 3]),
+        ([{"role": "user", "content": "CD"}], [0, 2, 3]),
+        ([2, 3], [2, 3]),
+        (np.array([2, 3]), [2, 3]),
+    ],
+)
+def test_one_prompt_of_every_form_gives_one_response(pipe, prompt, ids):
+    response = pipe(prompt, GEN)
+    assert response.token_ids == expected(ids, 12)
+    assert response.num_input_tokens == len(ids)
+    assert response.num_generated_tokens == len(response.token_ids)
+    text = [t for t in response.token_ids if t != EOS]
+    assert response.text == LetterTokenizer().decode(text)
+    assert response.finish_reason == ("stop" if response.token_ids[-1] == EOS else "length")
+
+
+def test_a_list_gives_a_list_with_a_config_each(pipe):
+    prompts = ["CD", [4, 5, 6], [{"role": "user", "content": "E"}]]
+    responses = pipe(prompts, [GenerationConfig(max_new_tokens=n, ignore_eos=True) for n in (1, 5, 9)])
+    assert [r.num_generated_tokens for r in responses] == [1, 5, 9]
+    assert [r.index for r in responses] == [0, 1, 2]
+    assert responses[1].token_ids == expected([4, 5, 6], 5, ())
+
+
+def test_without_preprocessing_a_text_goes_in_as_it_is(pipe):
+    assert pipe("CD", GEN, do_preprocess=False).token_ids == expected([2, 3], 12)
+
+
+def test_a_stream_is_the_whole_in_pieces(pipe):
+    pieces = list(pipe.stream_infer(["CD", "EF"], GEN))
+    for index, whole in enumerate(pipe(["CD", "EF"], GEN)):
+        mine = [p for p in pieces if p.index == index]
+        assert "".join(p.text for p in mine) == whole.text
+        assert [t for p in mine for t in p.token_ids] == whole.token_ids
+        assert [p.finish_reason for p in mine[:-1]] == [None] * (len(mine) - 1)
+        assert mine[-1].finish_reason == whole.finish_reason
+
+
+def test_stop_words_end_the_text_and_the_request(pipe):
+    free = pipe([9, 9], GenerationConfig(max_new_tokens=30, ignore_eos=True))
+    word = free.text[4:6]
+    cut = free.text.index(word)
+    response = pipe([9, 9], GenerationConfig(max_new_tokens=30, ignore_eos=True, stop_words=[word]))
+    assert response.text == free.text[:cut]
+    assert response.finish_reason == "stop"
+    assert response.token_ids == free.token_ids[: cut + 2]
+
+
+def test_min_new_tokens_holds_stop_words_off(pipe):
+    config = {"max_new_tokens": 30, "ignore_eos": True}
+    free = pipe([9, 9], GenerationConfig(**config))
+    word = free.text[1]
+    response = pipe([9, 9], GenerationConfig(**config, stop_words=[word], min_new_tokens=5))
+    assert response.num_generated_tokens > 5
+    assert response.text.startswith(free.text[:5])
+
+
+def test_leaving_a_stream_cancels_its_requests(pipe):
+    stream = pipe.stream_infer([[1, 2]] * 6, GenerationConfig(max_new_tokens=90, ignore_eos=True))
+    next(stream)
+    stream.close()
+    assert wait_until_idle(pipe)
+
+
+def test_many_threads(pipe):
+    results = {}
+
+    def work(i):
+        results[i] = pipe([i % VOCAB, 3], GEN).token_ids
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(24)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=30)
+    assert results == {i: expected([i % VOCAB, 3], 12) for i in range(24)}
+
+
+def test_asyncio_twin(pipe):
+    async def main():
+        whole = await asyncio.gather(*(pipe.agenerate([i, 3], GEN) for i in range(6)))
+        pieces = [p async for p in pipe.astream_infer([5, 3], GEN)]
+        task = asyncio.create_task(pipe.agenerate([1, 1], GenerationConfig(max_new_tokens=90, ignore_eos=True)))
+        await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return whole, pieces
+
+    whole, pieces = asyncio.run(main())
+    assert [r.token_ids for r in whole] == [expected([i, 3], 12) for i in range(6)]
+    assert [t for p in pieces for t in p.token_ids] == expected([5, 3], 12)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "error", "match"),
+    [
+        ("", EmptyPromptError, "the prompt has no tokens"),
+        ([], EmptyPromptError, "the prompt has no tokens"),
+        ([[1], []], EmptyPromptError, "prompt 1"),
+        ([1] * 200, PromptTooLongError, "200 prompt tokens .*session_len 100"),
+        ([[1], [1, VOCAB]], InvalidPromptError, f"prompt 1: token id {VOCAB} is outside"),
+        ([-1], InvalidPromptError, "token id -1"),
+        (5, InvalidPromptError, "a prompt is int"),
+        ([1.5], InvalidPromptError, "prompt 0 is float"),
+        (["A", 3], InvalidPromptError, "prompt 1 is int"),
+    ],
+)
+def test_an_invalid_prompt_raises_before_anything_starts(pipe, prompt, error, match):
+    before = pipe._loop._runner.num_dispatched
+    with pytest.raises(error, match=match):
+        pipe(prompt, GEN)
+    assert pipe._loop._runner.num_dispatched == before
+
+
+def test_configs_must_match_the_prompts_and_hold_few_stop_ids(pipe):
+    with pytest.raises(ConfigError, match=r"2 configs.*3, one for each prompt"):
+        pipe([[1], [2], [3]], [GEN, GEN])
+    with pytest.raises(ConfigError, match=f"stop_token_ids.*at most {MAX_STOP_IDS}"):
+        pipe([1], GenerationConfig(stop_token_ids=tuple(range(10, 10 + MAX_STOP_IDS))))
+
+
+def test_without_a_tokenizer_only_token_ids_are_served():
+    with make(tokenizer=None) as pipe:
+        assert pipe([2, 3], GEN).token_ids == expected([2, 3], 12)
+        with pytest.raises(MissingTokenizerError, match="give a list of token ids"):
+            pipe("text", GEN)
+
+
+def test_a_failing_device_ends_requests_with_its_error():
+    with make() as pipe:
+        stream = pipe.stream_infer([[1, 2], [3, 4]], GenerationConfig(max_new_tokens=90, ignore_eos=True))
+        next(stream)
+        pipe._loop._runner.fails = True
+        last = [p for p in stream if p.finish_reason]
+        assert [p.finish_reason for p in last] == ["error", "error"]
+        assert all("device lost" in p.error for p in last)
+        pipe._loop._runner.fails = False
+        assert pipe([2, 3], GEN).token_ids == expected([2, 3], 12), "the engine goes on"
+
+
+def test_a_decoder_that_fails_ends_its_request_alone():
+    class Broken(LetterTokenizer):
+        def decode(self, token_ids, skip_special_tokens=True):
+            raise KeyError("no such token")
+
+    with make(tokenizer=Broken()) as pipe:
+        response = pipe([2, 3], GEN)
+        assert response.finish_reason == "error"
+        assert "no such token" in response.error
+        assert wait_until_idle(pipe)
+
+
+def test_closing_ends_what_runs_and_refuses_what_comes():
+    pipe = make(num_slots=1)
+    stream = pipe.stream_infer([[1, 2], [3, 4]], GenerationConfig(max_new_tokens=90, ignore_eos=True))
+    next(stream)
+    pipe.close()
+    pipe.close()
+    rest = list(stream)
+    assert {p.index for p in rest if p.finish_reason == "error"} == {0, 1}
+    with pytest.raises(EngineClosedError):
+        pipe([1], GEN)
+
+
+@pytest.mark.parametrize(
+    ("config", "field", "value"),
+    [
+        (GenerationConfig, "temperature", -1),
+        (GenerationConfig, "temperature", float("nan")),
+        (GenerationConfig, "top_p", 0),
+        (GenerationConfig, "top_p", 1.5),
+        (GenerationConfig, "top_k", -1),
+        (GenerationConfig, "min_p", 2),
+        (GenerationConfig, "max_new_tokens", 0),
+        (GenerationConfig, "max_new_tokens", True),
+        (GenerationConfig, "min_new_tokens", 600),
+        (GenerationConfig, "random_seed", 2**32),
+        (GenerationConfig, "stop_words", "text"),
+        (GenerationConfig, "stop_words", [""]),
+        (GenerationConfig, "stop_token_ids", [-1]),
+        (GenerationConfig, "ignore_eos", 1),
+        (EngineConfig, "dtype", "int8"),
+        (EngineConfig, "session_len", 1),
+        (EngineConfig, "max_batch_size", 0),
+        (EngineConfig, "cache_max_entry_count", 1.5),
+        (EngineConfig, "cache_max_entry_count", 1),
+        (EngineConfig, "cache_block_seq_len", 48),
+        (EngineConfig, "quant_policy", 2),
+        (EngineConfig, "k_bits", 3),
+        (EngineConfig, "kv_policy", [(16,)]),
+        (EngineConfig, "max_prefill_token_num", 10),
+        (EngineConfig, "num_decode_steps", 65),
+        (EngineConfig, "compile_ahead", "yes"),
+    ],
+)
+def test_a_field_out_of_range_is_named(config, field, value):
+    with pytest.raises(ConfigError, match=rf"{config.__name__}\.{field} is .*accepted"):
+        config(**{field: value})
+
+
+def test_a_kv_policy_excludes_the_other_fields_and_covers_every_layer():
+    with pytest.raises(ConfigError, match="kv_policy"):
+        EngineConfig(kv_policy=[(8, 8)], quant_policy=8)
+    config = EngineConfig(kv_policy=[(8, 4)])
+    assert config.kv_bits(0) == (8, 4)
+    with pytest.raises(ConfigError, match="layer 1"):
+        config.kv_bits(1)
+    assert EngineConfig(quant_policy=4, k_bits=8).kv_bits(3) == (8, 4)

@@ -1,0 +1,111 @@
+"""Tokenizers against the recorded ids of the real model, and the kinds that a GGUF file may describe."""
+
+import json
+from pathlib import Path
+
+import gguf
+import pytest
+
+from turbojax.errors import InvalidPromptError, TokenizerError
+from turbojax.tokenizer import load_tokenizer
+
+EXPECTED = Path(__file__).parents[3] / "shared" / "smollm2" / "expected.json"
+
+
+@pytest.fixture(scope="module")
+def expected():
+    if not EXPECTED.is_file():
+        pytest.skip(f"the recorded outputs are not at {EXPECTED}")
+    return json.loads(EXPECTED.read_text())
+
+
+@pytest.fixture(scope="module")
+def tokenizer(smollm2):
+    return load_tokenizer(smollm2)
+
+
+def test_ids_and_text_equal_the_recorded_ones(tokenizer, expected):
+    for case in expected["tokenizer"]["cases"]:
+        assert tokenizer.encode(case["text"]) == case["ids"], case["text"]
+        assert tokenizer.decode(case["ids"], skip_special_tokens=False) == case["text"]
+
+
+def test_chats_equal_the_recorded_ones(tokenizer, expected):
+    chats = [p for p in expected["prompts"] if "messages" in p]
+    assert len(chats) >= 5
+    for prompt in chats:
+        assert tokenizer.apply_chat_template(prompt["messages"]) == prompt["input_ids"], prompt["id"]
+
+
+def test_special_tokens_are_left_out_of_the_text(tokenizer):
+    ids = tokenizer.encode("<|im_start|>user")
+    assert tokenizer.decode(ids) == "user"
+    assert tokenizer.decode(ids, skip_special_tokens=False) == "<|im_start|>user"
+    assert tokenizer.eos_id == 2
+
+
+def test_messages_that_the_template_refuses_name_the_reason(tokenizer):
+    with pytest.raises(InvalidPromptError, match="chat template refuses"):
+        tokenizer.apply_chat_template([{"content": "no role"}])
+
+
+def test_a_folder_without_a_tokenizer_serves_token_ids(goldens):
+    assert load_tokenizer(goldens / "llama_plain") is None
+
+
+def write(path, tokens, *, model="gpt2", pre=None, merges=(), kinds=None, scores=None):
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_tokenizer_model(model)
+    writer.add_token_list(tokens)
+    if pre:
+        writer.add_tokenizer_pre(pre)
+    if merges:
+        writer.add_token_merges(list(merges))
+    if kinds:
+        writer.add_token_types(kinds)
+    if scores:
+        writer.add_token_scores(scores)
+    writer.add_bos_token_id(0)
+    writer.add_unk_token_id(1)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize(
+    ("pre", "text", "pieces"),
+    [
+        ("smollm", "a12", ["a", "1", "2"]),
+        ("qwen2", "12", ["1", "2"]),
+        ("llama-bpe", "12", ["12"]),
+        ("gpt-2", "12", ["12"]),
+    ],
+)
+def test_pre_tokenizers_split_digits_as_their_models_do(tmp_path, pre, text, pieces):
+    tokens = ["<s>", "<unk>", "a", "1", "2", "12"]
+    tokenizer = load_tokenizer(write(tmp_path / "t.gguf", tokens, pre=pre, merges=["1 2"], kinds=[3, 3, 1, 1, 1, 1]))
+    assert tokenizer.encode(text, add_special_tokens=False) == [tokens.index(p) for p in pieces]
+
+
+def test_sentencepiece_merges_by_score_and_falls_back_to_bytes(tmp_path):
+    tokens = ["<s>", "<unk>", "<0xC3>", "<0xA9>", "▁", "a", "b", "ab", "▁a", "▁ab"]
+    kinds, scores = [3, 2, 6, 6, 1, 1, 1, 1, 1, 1], [0.0] * 4 + [-9.0, -8.0, -7.0, -1.0, -2.0, -3.0]
+    tokenizer = load_tokenizer(write(tmp_path / "t.gguf", tokens, model="llama", kinds=kinds, scores=scores))
+    assert tokenizer.encode("ab") == [0, tokens.index("▁ab")]
+    ids = tokenizer.encode("é", add_special_tokens=False)
+    assert ids == [4, 2, 3]
+    assert tokenizer.decode(ids) == "é"
+
+
+@pytest.mark.parametrize(("change", "names"), [({"model": "rwkv"}, "rwkv"), ({"pre": "tekken"}, "tekken")])
+def test_unknown_kinds_are_refused_by_name(tmp_path, change, names):
+    with pytest.raises(TokenizerError, match=names):
+        load_tokenizer(write(tmp_path / "t.gguf", ["<s>", "<unk>"], **change))
+
+
+def test_a_broken_tokenizer_file_is_named(tmp_path):
+    (tmp_path / "tokenizer.json").write_text("{")
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(TokenizerError, match=str(tmp_path)):
+        load_tokenizer(tmp_path)
