@@ -60,9 +60,13 @@ def _devices() -> list[tuple[str, str]]:
 
 
 def _kernels() -> list[tuple[str, str]]:
-    import pallas_kernels
+    from pallas_kernels import backend
 
-    return sorted(pallas_kernels.chosen_implementations().items())
+    if not backend.on_gpu():
+        return [("all ops", "reference, compiled by XLA: the kernels are for NVIDIA GPUs")]
+    if problem := backend.capability_problem():
+        return [("all ops", f"reference: {problem}")]
+    return [("all ops", "triton where the shape allows it; each op that falls back warns once")]
 
 
 def _files() -> list[tuple[str, str]]:
