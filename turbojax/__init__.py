@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from turbojax.api import Pipeline, pipeline
     from turbojax.configs import EngineConfig, GenerationConfig
     from turbojax.engine.text import Response
-    from turbojax.api import Pipeline, pipeline
 
 __version__ = "0.1.0"
 

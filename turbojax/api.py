@@ -37,7 +37,13 @@ class Pipeline:
     """
 
     def __init__(
-        self, runner: Runner, scheduler: Scheduler, tokenizer: Tokenizer | None, *, vocab_size: int, eos_ids: Sequence[int]
+        self,
+        runner: Runner,
+        scheduler: Scheduler,
+        tokenizer: Tokenizer | None,
+        *,
+        vocab_size: int,
+        eos_ids: Sequence[int],
     ) -> None:
         self._scheduler, self._tokenizer = scheduler, tokenizer
         self._vocab_size, self._eos_ids = vocab_size, tuple(eos_ids)
@@ -186,7 +192,9 @@ class Pipeline:
     def __enter__(self) -> Pipeline:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 
@@ -214,7 +222,9 @@ def one_for_each(gen_config: GenConfigs, num_prompts: int) -> list[GenerationCon
         return [gen_config or GenerationConfig()] * num_prompts
     configs = list(gen_config)
     if len(configs) != num_prompts:
-        raise ConfigError("call", "gen_config", f"{len(configs)} configs", f"one, or {num_prompts}, one for each prompt")
+        raise ConfigError(
+            "call", "gen_config", f"{len(configs)} configs", f"one, or {num_prompts}, one for each prompt"
+        )
     return configs
 
 

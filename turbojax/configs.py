@@ -162,7 +162,10 @@ class GenerationConfig:
             "top_p": (is_real(self.top_p, 0, 1) and self.top_p > 0, "a number above 0, at most 1"),
             "top_k": (is_int(self.top_k, 0, 2**31 - 1), "an int >= 0 (0 is off)"),
             "min_p": (is_real(self.min_p, 0, 1), "a number of 0 .. 1"),
-            "random_seed": (seed is None or is_int(seed, 0, SEED_LIMIT - 1), f"None or an int of 0 .. {SEED_LIMIT - 1}"),
+            "random_seed": (
+                seed is None or is_int(seed, 0, SEED_LIMIT - 1),
+                f"None or an int of 0 .. {SEED_LIMIT - 1}",
+            ),
             "stop_words": (all(isinstance(w, str) and w for w in self.stop_words), "texts, none of them empty"),
             "stop_token_ids": (all(is_int(t, 0) for t in self.stop_token_ids), "ints >= 0"),
         }

@@ -13,7 +13,8 @@ CONTROL, USER_DEFINED, BYTE = 3, 4, 6  # kinds in tokenizer.ggml.token_type
 
 # Splitting patterns of the models that these names stand for, as their own tokenizer.json files state them.
 LLAMA3_SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 QWEN2_SPLIT = LLAMA3_SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")
 
@@ -94,9 +95,7 @@ def sentencepiece(path: Path, meta: dict[str, Any], tokens: list[str], kinds: li
     prefix = [normalizers.Prepend("▁")] if meta.get("tokenizer.ggml.add_space_prefix", True) else []
     inner.normalizer = normalizers.Sequence([*prefix, normalizers.Replace(" ", "▁")])
     strip = [decoders.Strip(" ", 1, 0)] if prefix else []
-    inner.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
-    )
+    inner.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip])
     return inner
 
 
@@ -119,9 +118,7 @@ def add_special_tokens(inner: Any, tokens: list[str], kinds: list[int]) -> None:
     from tokenizers import AddedToken
 
     inner.add_special_tokens([AddedToken(t, special=True) for t, k in zip(tokens, kinds, strict=True) if k == CONTROL])
-    inner.add_tokens(
-        [AddedToken(t, normalized=False) for t, k in zip(tokens, kinds, strict=True) if k == USER_DEFINED]
-    )
+    inner.add_tokens([AddedToken(t, normalized=False) for t, k in zip(tokens, kinds, strict=True) if k == USER_DEFINED])
 
 
 def add_start_token(inner: Any, meta: dict[str, Any], bos: str | None, kind: str) -> None:

@@ -66,7 +66,9 @@ def fetch_repo(repo_id: str) -> Path:
     try:
         return Path(snapshot_download(repo_id, allow_patterns=list(REPO_FILES)))
     except RepositoryNotFoundError as error:
-        raise ModelNotFoundError(f"{repo_id}: there is no such repo on the Hugging Face hub, or it needs a login") from error
+        raise ModelNotFoundError(
+            f"{repo_id}: there is no such repo on the Hugging Face hub, or it needs a login"
+        ) from error
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
         first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise DownloadError(
@@ -93,7 +95,9 @@ def default_model() -> Path:
                     check_sha256(fetched)
                     fetched.replace(target)
     except OSError as error:
-        raise DownloadError(f"{target}: cannot be stored: {error.strerror or error}; set TURBOJAX_CACHE to another folder") from error
+        raise DownloadError(
+            f"{target}: cannot be stored: {error.strerror or error}; set TURBOJAX_CACHE to another folder"
+        ) from error
     return target
 
 
@@ -163,4 +167,3 @@ def check_sha256(path: Path) -> None:
         raise DownloadError(
             f"{path.name}: SHA-256 is {found}, expected {DEFAULT_SHA256}; nothing was kept, try again or give --model"
         )
-

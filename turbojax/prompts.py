@@ -45,7 +45,7 @@ def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     for index, prompt in enumerate(prompts):
         if not is_one_prompt(prompt):
             raise InvalidPromptError(f"prompt {index} is {type(prompt).__name__}; accepted: {FORMS}")
-    return list(prompts)  # type: ignore[arg-type]
+    return list(prompts)
 
 
 def encode(
@@ -70,7 +70,9 @@ def encode(
         return np.asarray(encode_text(prompt, tokenizer, do_preprocess), np.int32)  # type: ignore[arg-type]
     ids = np.asarray(prompt if len(prompt) else np.zeros(0, np.int32))
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
-        raise InvalidPromptError(f"{name}: token ids are {ids.dtype} {list(ids.shape)}; a flat list of ints is expected")
+        raise InvalidPromptError(
+            f"{name}: token ids are {ids.dtype} {list(ids.shape)}; a flat list of ints is expected"
+        )
     wrong = ids[(ids < 0) | (ids >= vocab_size)]
     if len(wrong):
         raise InvalidPromptError(f"{name}: token id {wrong[0]} is outside the vocabulary of {vocab_size}")

@@ -27,10 +27,12 @@ def all_logits(weights, state, batch, page_len):
 def fresh(spec, *, num_slots=2, page_len=16, max_len=128, sampler=None, max_lens=None, pages=None):
     """A state whose slots have joined, each with a full row of pages of its own (or those given, in any order)."""
     pages_per_slot = -(-max_len // page_len)
-    state = init_state(spec, num_slots=num_slots, num_pages=1 + num_slots * pages_per_slot, page_len=page_len, max_len=max_len)
+    state = init_state(
+        spec, num_slots=num_slots, num_pages=1 + num_slots * pages_per_slot, page_len=page_len, max_len=max_len
+    )
     if pages is None:
         pages = 1 + np.arange(num_slots * pages_per_slot).reshape(num_slots, 1, pages_per_slot)
-    column = lambda value, dtype=jnp.int32: jnp.full(num_slots, value, dtype)  # noqa: E731
+    column = lambda value, dtype=jnp.int32: jnp.full(num_slots, value, dtype)
     greedy = Sampler(
         temperature=column(0, jnp.float32), top_k=column(0), top_p=column(1, jnp.float32), min_p=column(0, jnp.float32),
         seed=column(0, jnp.uint32), sample_index=column(0),

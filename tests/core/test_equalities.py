@@ -109,7 +109,7 @@ def test_seeded_sampling_is_the_same_alone_and_in_a_batch(smol, prompts):
     seeded = init_sampler(3).replace(
         temperature=jnp.asarray([0.8, 0.0, 1.2], jnp.float32), seed=jnp.asarray([1, 2, 3], jnp.uint32)
     )
-    make = lambda: fresh(smol.spec, num_slots=3, page_len=PAGE_LEN, max_len=MAX_LEN, sampler=seeded)  # noqa: E731
+    make = lambda: fresh(smol.spec, num_slots=3, page_len=PAGE_LEN, max_len=MAX_LEN, sampler=seeded)
     parts = [(i, ids, 0, True) for i, ids in enumerate(prompts)]
     state, first = prefill(smol.weights, make(), chunks(*parts, sink=3, size=256))
     _, more = decode(smol.weights, state, decode_batch([0, 1, 2], 3), num_steps=5)

@@ -28,7 +28,13 @@ def prompts_of(inputs, expected):
         yield p, inputs[f"{p}_ids"], expected[f"{p}_logits"], expected[f"{p}_logprobs"], expected[f"{p}_gen_ids"]
     for i, length in enumerate(inputs["batch_lens"]):
         logprobs = expected["batch_logprobs"][i, : length - 1]
-        yield f"batch {i}", inputs["batch_ids"][i, :length], expected["batch_logits"][i], logprobs, expected["batch_gen_ids"][i]
+        yield (
+            f"batch {i}",
+            inputs["batch_ids"][i, :length],
+            expected["batch_logits"][i],
+            logprobs,
+            expected["batch_gen_ids"][i],
+        )
 
 
 @pytest.mark.parametrize("case", dense_cases(), ids=lambda c: c["name"])

@@ -1,4 +1,4 @@
-"""A runner without a device: it keeps what the pool holds by page, and refuses every plan that a real pool could not serve."""
+"""A runner without a device: keeps what the pool holds by page, refuses plans that a real pool could not serve."""
 
 from __future__ import annotations
 
@@ -43,7 +43,9 @@ class FakeRunner:
             table = self.slots[grant.slot]["table"]
             assert grant.page_index == len(table), "grants continue the table"
             table.append(grant.page_id)
-        tables = [p for s in (*plan.decode_slots, *(c.slot for c in plan.prefill_chunks)) for p in self.slots[s]["table"]]
+        tables = [
+            p for s in (*plan.decode_slots, *(c.slot for c in plan.prefill_chunks)) for p in self.slots[s]["table"]
+        ]
         assert len(set(tables)) == len(tables), "two sequences of one step share a page"
         assert 0 not in tables
         named = [*plan.decode_slots, *(c.slot for c in plan.prefill_chunks)]

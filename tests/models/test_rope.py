@@ -20,7 +20,9 @@ def freq(config, admitted_len=1):
     return np.asarray(row_inv_freq(spec, jnp.asarray([admitted_len], jnp.int32))[0], np.float64), spec
 
 
-@pytest.mark.parametrize("keys", [("rope_scaling", "type"), ("rope_scaling", "rope_type"), ("rope_parameters", "rope_type")])
+@pytest.mark.parametrize(
+    "keys", [("rope_scaling", "type"), ("rope_scaling", "rope_type"), ("rope_parameters", "rope_type")]
+)
 def test_linear_scaling_in_every_spelling(keys):
     outer, inner = keys
     got, _ = freq({outer: {inner: "linear", "factor": 4.0}})
@@ -81,7 +83,9 @@ def test_rotation_is_multiplication_by_unit_complex_numbers():
     x, positions = rng.normal(size=(5, 3, HEAD_DIM)).astype(np.float32), np.array([0, 1, 2, 257, 8191], np.int32)
     got = np.asarray(apply_rope(jnp.asarray(x), *rope_angles(spec, jnp.asarray(positions), jnp.asarray(positions))))
     half = HEAD_DIM // 4
-    z = (x[..., :half] + 1j * x[..., half : 2 * half]) * np.exp(1j * positions[:, None, None] * np.asarray(spec.inv_freq))
+    z = (x[..., :half] + 1j * x[..., half : 2 * half]) * np.exp(
+        1j * positions[:, None, None] * np.asarray(spec.inv_freq)
+    )
     np.testing.assert_allclose(got[..., :half], z.real, atol=2e-3)
     np.testing.assert_allclose(got[..., half : 2 * half], z.imag, atol=2e-3)
     np.testing.assert_array_equal(got[..., 2 * half :], x[..., 2 * half :])

@@ -1,4 +1,4 @@
-"""The Python API on an engine without a device: every form of a prompt, threads, asyncio, cancelling, failing, closing."""
+"""The Python API on an engine without a device: prompts in all forms, threads, asyncio, cancelling, failing, closing."""
 
 import asyncio
 import threading
@@ -51,7 +51,10 @@ class SlowRunner(FakeRunner):
         return super().dispatch(plan)
 
 
-def make(num_slots=4, num_pages=60, tokenizer=LetterTokenizer(), eos_ids=(EOS,), session_len=100):
+LETTERS = LetterTokenizer()
+
+
+def make(num_slots=4, num_pages=60, tokenizer=LETTERS, eos_ids=(EOS,), session_len=100):
     runner = SlowRunner(num_slots, page_len=4)
     config = SchedulerConfig(num_slots, session_len, 16, runner.max_prefill_chunks, 2)
     scheduler = Scheduler(config, BlockPool(num_pages, 4))

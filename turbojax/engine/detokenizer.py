@@ -13,7 +13,7 @@ MAX_PENDING_TOKENS = 8
 
 
 class Detokenizer:
-    """Decodes a growing sequence through a short window: what a token adds is decode(window + token) minus decode(window).
+    """Decodes a growing sequence through a short window: a token adds decode(window + token) minus decode(window).
 
     The window keeps the tokens of the last emitted piece, since decoders treat a sequence's first token apart.
     """

@@ -86,6 +86,4 @@ class TextSink:
         return text, taken, False
 
     def _send(self, text: str, token_ids: list[int], reason: str | None, error: str | None) -> None:
-        self._deliver(
-            Response(text, token_ids, reason, self._num_input_tokens, self._num_tokens, error, self._index)
-        )
+        self._deliver(Response(text, token_ids, reason, self._num_input_tokens, self._num_tokens, error, self._index))

@@ -1,0 +1,89 @@
+"""The real default model against transformers' recorded outputs: log-probabilities, continuations, perplexities."""
+
+import json
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.core.harness import chunks, fresh, generate, score
+from turbojax.models.model import load_model
+from turbojax.tokenizer import load_tokenizer
+
+SHARED = Path(__file__).parents[3] / "shared"
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not (SHARED / "smollm2").is_dir(), reason=f"the recorded outputs are not at {SHARED}/smollm2"),
+]
+LOGPROB_ATOL = 2e-3
+
+
+@pytest.fixture(scope="module")
+def expected():
+    return json.loads((SHARED / "smollm2" / "expected.json").read_text())
+
+
+def size_for(num_tokens):
+    """One of two compiled sizes."""
+    return 256 if num_tokens <= 256 else 3200
+
+
+def target_logprobs(model, ids):
+    """Log-probability of every token after the first, given those before it."""
+    size = size_for(len(ids))
+    state = fresh(model.spec, num_slots=1, page_len=64, max_len=3200)
+    targets = np.zeros(size, np.int32)
+    targets[: len(ids) - 1] = ids[1:]
+    _, logprobs = score(model.weights, state, chunks((0, ids, 0, True), sink=1, size=size), jnp.asarray(targets))
+    return np.asarray(logprobs)[: len(ids) - 1]
+
+
+def test_prompt_and_continuation_logprobs(smol, expected):
+    """Teacher-forced: prompt and recorded continuation in one pass."""
+    for prompt in expected["prompts"]:
+        ids, greedy = prompt["input_ids"], prompt["greedy"]
+        got = target_logprobs(smol, ids + greedy["ids"])
+        want = np.array([*prompt["prompt_logprobs"][1:], *greedy["logprobs"]], np.float64)
+        np.testing.assert_allclose(got, want, atol=LOGPROB_ATOL, rtol=0, err_msg=prompt["id"])
+
+
+def test_greedy_continuations_up_to_near_ties(smol, expected):
+    for prompt in expected["prompts"]:
+        ids, greedy = prompt["input_ids"], prompt["greedy"]
+        state = fresh(smol.spec, num_slots=1, page_len=64, max_len=3200)
+        _, tokens = generate(smol.weights, state, ids, len(greedy["ids"]), size=size_for(len(ids)))
+        compared = len(tokens) if greedy["near_tie"] is None else greedy["near_tie"]
+        assert tokens[:compared] == greedy["ids"][:compared], prompt["id"]
+
+
+@pytest.fixture(scope="module")
+def windows(smollm2, expected):
+    """The protocol's windows, [8, 1024]."""
+    protocol = expected["perplexity"]
+    ids = load_tokenizer(smollm2).encode((SHARED / "text" / "evaluation.txt").read_text(), add_special_tokens=False)
+    assert len(ids) == protocol["file_tokens"]
+    assert ids[: len(protocol["ids_first"])] == protocol["ids_first"]
+    return np.asarray(ids[: protocol["tokens"]], np.int32).reshape(-1, protocol["window"])
+
+
+@pytest.mark.parametrize(
+    ("kv_bits", "name", "tolerance"),
+    [
+        ((16, 16), "float32", 0.003),
+        ((8, 8), "kv8", 0.003),
+        ((4, 4), "kv4", 0.01),
+        ((8, 4), "k8_v4", 0.01),
+        ((4, 8), "k4_v8", 0.01),
+    ],
+)
+def test_perplexity_at_every_kv_precision(smollm2, windows, expected, kv_bits, name, tolerance):
+    model = load_model(smollm2, dtype="float32", kv_bits=kv_bits)
+    logprobs = []
+    for window in windows:
+        state = fresh(model.spec, num_slots=1, page_len=64, max_len=1024)
+        targets = jnp.asarray(np.append(window[1:], 0), jnp.int32)
+        _, got = score(model.weights, state, chunks((0, window, 0, True), sink=1), targets)
+        logprobs.append(np.asarray(got)[:-1])
+    perplexity = float(np.exp(-np.concatenate(logprobs).mean(dtype=np.float64)))
+    assert perplexity == pytest.approx(expected["perplexity"]["results"][name]["perplexity"], rel=tolerance)
