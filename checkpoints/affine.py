@@ -45,8 +45,7 @@ class AffineTensor:
         expected = (self.num_groups, self.codes.shape[1])
         if self.scale.dtype not in _FLOATS or self.scale.shape != expected:
             raise ValueError(
-                f"scale must be float16 or float32 {list(expected)}, "
-                f"got {self.scale.dtype} {list(self.scale.shape)}"
+                f"scale must be float16 or float32 {list(expected)}, got {self.scale.dtype} {list(self.scale.shape)}"
             )
         if self.offset is not None and (self.offset.dtype, self.offset.shape) != (self.scale.dtype, expected):
             raise ValueError(
@@ -54,9 +53,7 @@ class AffineTensor:
                 f"got {self.offset.dtype} {list(self.offset.shape)}"
             )
         if self.perm is not None and (self.perm.dtype != np.int32 or self.perm.shape != self.codes.shape[:1]):
-            raise ValueError(
-                f"perm must be int32 [{len(self.codes)}], got {self.perm.dtype} {list(self.perm.shape)}"
-            )
+            raise ValueError(f"perm must be int32 [{len(self.codes)}], got {self.perm.dtype} {list(self.perm.shape)}")
 
     @property
     def num_groups(self) -> int:

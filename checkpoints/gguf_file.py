@@ -105,7 +105,7 @@ class _Cursor:
     def __init__(self, path: Path, data: np.ndarray) -> None:
         self.path = path
         self.position = 0
-        self._data = memoryview(data)
+        self._data = memoryview(data)  # type: ignore[arg-type]  # an array is a buffer, which its stubs omit
 
     def take(self, num_bytes: int) -> memoryview:
         stop = self.position + num_bytes
@@ -171,24 +171,18 @@ def _entry(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
     return name, dims, cursor.integer("<I"), cursor.integer("<Q")
 
 
-def _placed(
-    path: Path, name: str, shape: tuple[int, ...], code: int, start: int, num_file_bytes: int
-) -> GgufTensor:
+def _placed(path: Path, name: str, shape: tuple[int, ...], code: int, start: int, num_file_bytes: int) -> GgufTensor:
     try:
         kind = GGMLQuantizationType(code)
         block_len, block_bytes = GGML_QUANT_SIZES[kind]
     except (ValueError, KeyError) as error:
         hint = "update the gguf package, or convert the file again"
-        raise UnsupportedFormatError(
-            path, f"tensor kind {code} is unknown", tensor=name, hint=hint
-        ) from error
+        raise UnsupportedFormatError(path, f"tensor kind {code} is unknown", tensor=name, hint=hint) from error
     if 0 in shape or shape[-1] % block_len:
         reason = f"shape {list(shape)} does not divide into {kind.name} blocks of {block_len}"
         raise CorruptFileError(path, reason, tensor=name, hint=_REDOWNLOAD)
     num_bytes = math.prod(shape) // block_len * block_bytes
     if start + num_bytes > num_file_bytes:
-        reason = (
-            f"its data end at byte {start + num_bytes}, but the file has {num_file_bytes}: it is truncated"
-        )
+        reason = f"its data end at byte {start + num_bytes}, but the file has {num_file_bytes}: it is truncated"
         raise CorruptFileError(path, reason, tensor=name, hint=_REDOWNLOAD)
     return GgufTensor(name, kind, shape, start, num_bytes)

@@ -24,9 +24,7 @@ def rope_config(meta: Metadata, head_dim: int) -> dict[str, Any]:
     if num_rotary != head_dim:
         config["partial_rotary_factor"] = num_rotary / head_dim
     if meta.get("rope.scaling.type") == "longrope" or ROPE_FACTORS_LONG in meta.file.tensors:
-        config["original_max_position_embeddings"] = config["rope_scaling"][
-            "original_max_position_embeddings"
-        ]
+        config["original_max_position_embeddings"] = config["rope_scaling"]["original_max_position_embeddings"]
     return config
 
 
@@ -106,7 +104,5 @@ def _table(meta: Metadata, name: str) -> np.ndarray:
     """A small float32 table of the file."""
     tensor = meta.file.tensors.get(name)
     if tensor is None or tensor.kind.name != "F32" or len(tensor.shape) != 1:
-        raise ConfigError(
-            meta.file.path, "must be a float32 vector", tensor=name, hint="convert the model again"
-        )
+        raise ConfigError(meta.file.path, "must be a float32 vector", tensor=name, hint="convert the model again")
     return meta.file.raw(tensor).view(np.float32)

@@ -82,9 +82,7 @@ def _stored_tensors(path: Path) -> dict[str, StoredTensor]:
     for tensor, shard in weight_map.items():
         if tensor not in shards[shard]:
             hint = "download index and shards again"
-            raise CorruptFileError(
-                path / shard, f"is not in the shard that {_INDEX} names", tensor=tensor, hint=hint
-            )
+            raise CorruptFileError(path / shard, f"is not in the shard that {_INDEX} names", tensor=tensor, hint=hint)
     return {tensor: shards[shard][tensor] for tensor, shard in weight_map.items()}
 
 
@@ -106,9 +104,7 @@ def _only_safetensors(path: Path) -> Path:
     if found:
         names = ", ".join(file.name for file in found[:4])
         hint = f"add {_INDEX}, or keep one of them as {_SINGLE}"
-        raise CheckpointFileError(
-            path, f"holds {len(found)} safetensors files ({names}) but no index", hint=hint
-        )
+        raise CheckpointFileError(path, f"holds {len(found)} safetensors files ({names}) but no index", hint=hint)
     others = [file.name for pattern in _OTHER_WEIGHTS for file in sorted(path.glob(pattern))]
     if others:
         hint = "give the path of a .gguf itself; convert other weights to safetensors"

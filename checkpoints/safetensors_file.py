@@ -132,9 +132,7 @@ def _entry(path: Path, name: str, entry: Any, data_start: int, mapped: np.ndarra
         raise corrupt(f"its data end at byte {stop}, but the file has {mapped.size}: it is truncated")
     num_bytes = math.prod(shape) * dtype.itemsize
     if stop - start != num_bytes:
-        raise corrupt(
-            f"{entry['dtype']} {shape} takes {num_bytes} bytes, its data_offsets span {stop - start}"
-        )
+        raise corrupt(f"{entry['dtype']} {shape} takes {num_bytes} bytes, its data_offsets span {stop - start}")
     return StoredTensor(name, dtype, tuple(shape), path, start, stop, mapped)
 
 

@@ -8,14 +8,15 @@ from jax import lax
 
 from pallas_kernels.affine_linear.types import AffineWeights
 
-
 # Dequantised values exist for at most this many weights at a time (8 MiB): beyond a CPU's cache each would travel to
 # memory and back, and a vocabulary of them costs 100 MB of page faults a step.
 WEIGHTS_PER_TILE = 1 << 21
 
 
-def dequantise(w: AffineWeights, layer: jax.Array | int, start: jax.Array | int = 0, size: int | None = None) -> jax.Array:
-    """The float32 values [size, K] of outputs `start` .. `start + size` of one layer, columns in the order of the codes."""
+def dequantise(
+    w: AffineWeights, layer: jax.Array | int, start: jax.Array | int = 0, size: int | None = None
+) -> jax.Array:
+    """The float32 values [size, K] of outputs `start` .. `start + size` of a layer, columns in the codes' order."""
     size = w.N if size is None else size
     take = lambda a: lax.dynamic_slice(a, (layer, start, 0), (1, size, a.shape[2]))[0]  # noqa: E731
     scale = take(w.scale).astype(jnp.float32)

@@ -15,7 +15,9 @@ def reference_write(
 ) -> KVPages:
     """Scatters rows into pages; one scatter window a row, so that XLA's CPU loop runs R times and not R * K."""
 
-    def write(stored: jax.Array, params: jax.Array | None, x: jax.Array, bits: int) -> tuple[jax.Array, jax.Array | None]:
+    def write(
+        stored: jax.Array, params: jax.Array | None, x: jax.Array, bits: int
+    ) -> tuple[jax.Array, jax.Array | None]:
         at = (layer, page_ids, slice(None), page_offsets)
         if params is None:
             return stored.at[at].set(x.astype(stored.dtype)), None

@@ -104,7 +104,7 @@ def reference_decode(
     scale: float, window: int | None, softcap: float | None, sinks: jax.Array | None,
 ) -> jax.Array:  # fmt: skip
     """See `paged_decode_attention`."""
-    num_rows, num_heads, head_dim = q.shape
+    num_rows, _, head_dim = q.shape
     num_kv = pages.num_kv_heads
     tables, pages_per_range = padded_tables(tables, pages.page_len)
     keys_per_range = pages_per_range * pages.page_len
@@ -161,7 +161,12 @@ def reference_prefill(
         begin = first_range(history_lens[chunk] + first, window, keys_per_range)
         end = jnp.max(positions) // keys_per_range + 1
         state = lax.fori_loop(begin, end, body, start(grouped.shape[:3], head_dim, per_head))
-        y = finish(state).reshape(num_kv, group, tile, head_dim).transpose(2, 0, 1, 3).reshape(tile, num_heads, head_dim)
+        y = (
+            finish(state)
+            .reshape(num_kv, group, tile, head_dim)
+            .transpose(2, 0, 1, 3)
+            .reshape(tile, num_heads, head_dim)
+        )
         # Rows behind the chunk's end are zeroed here and belong to later tiles, or to nobody.
         return lax.dynamic_update_slice_in_dim(out, jnp.where(valid[:, None, None], y, 0.0).astype(q.dtype), row, 0)
 

@@ -1,4 +1,4 @@
-"""The Python API on an engine without a device: prompts in all forms, threads, asyncio, cancelling, failing, closing."""
+"""The Python API on an engine without a device: prompts in all forms, threads, asyncio, cancelling, failing."""
 
 import asyncio
 import threading

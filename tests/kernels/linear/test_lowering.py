@@ -1,0 +1,89 @@
+"""Every variant that tuning can choose lowers for CUDA without a GPU, and the tables hold choices that fit."""
+
+import json
+from importlib import resources
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from pallas_kernels.affine_linear import PackedAffine, affine_linear, tuning
+from pallas_kernels.affine_linear.dequantise import dequantise_layer
+from pallas_kernels.affine_linear.kernel import fused_linear
+
+KINDS = ["NVIDIA A100", "NVIDIA GeForce RTX 4090", "NVIDIA H100", "NVIDIA B200"]
+
+
+def abstract_weights(K, N, bits, group_size, kind):
+    tile = 16 // bits * (64 if K % (64 * 16 // bits) == 0 and group_size != 32 else 32)
+    width, tiles, padded = tile * bits // 16, -(-K // tile), -(-N // 64) * 64
+    groups = (2, 1 if group_size == -1 else -(-tiles * tile // group_size), padded)
+    array = jax.ShapeDtypeStruct
+    shift = {"symmetric": None, "zero": array(groups, jnp.uint8), "offset": array(groups, jnp.float32)}[kind]
+    g = K if group_size == -1 else group_size
+    return PackedAffine(
+        array((2, tiles, padded, width), jnp.uint16), array(groups, jnp.float16), shift, None, kind, bits, g, K, N
+    )
+
+
+def on_device(kind):
+    """The mesh of one abstract GPU; older JAX lowers for CUDA without one."""
+    try:
+        device = jax.sharding.AbstractDevice(device_kind=kind, num_cores=None, platform="gpu")
+        return jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), (), abstract_device=device))
+    except TypeError as error:
+        raise AssertionError(f"this JAX has no abstract device {kind}") from error
+
+
+def lowered(f, *args):
+    text = jax.jit(f).trace(*args).lower(lowering_platforms=("cuda",)).as_text()
+    assert "triton" in text
+    return text
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_candidates_lower(kind):
+    w = abstract_weights(4096, 4096, 4, 128, "zero")
+    layer = jax.ShapeDtypeStruct((), jnp.int32)
+    with on_device(kind):
+        for bucket in (8, 16, 32, 64, 128):
+            choices = tuning.candidates(bucket, w.layout, 4096)
+            fused = {(c.block_m, c.block_n, c.x_left): c for c in choices if isinstance(c, tuning.Config)}
+            assert fused
+            for config in fused.values():
+                x = jax.ShapeDtypeStruct((bucket - 1, 4096), jnp.bfloat16)
+                lowered(lambda x, w, l, c=config: fused_linear(x, w, l, c, x.dtype, interpret=False), x, w, layer)
+
+
+@pytest.mark.parametrize("kind", ["NVIDIA A100", "NVIDIA H100"])
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize(("bits", "group_size", "shift"), [(4, 32, "offset"), (4, -1, "zero"), (8, 32, "symmetric"), (8, 128, "zero")])
+def test_formats_lower_for_few_and_many_rows(bits, group_size, shift, dtype, kind):
+    w = abstract_weights(576, 1000, bits, group_size, shift)
+    layer = jax.ShapeDtypeStruct((), jnp.int32)
+    with on_device(kind):
+        for M in (1, 40):
+            x = jax.ShapeDtypeStruct((M, 576), dtype)
+            lowered(lambda x, w, l: affine_linear(x, w, l, implementation="triton"), x, w, layer)
+        lowered(lambda w, l: dequantise_layer(w, l, dtype, interpret=False), w, layer)
+
+
+def test_committed_tables_hold_choices_that_fit():
+    folder = resources.files("pallas_kernels.affine_linear") / "tables"
+    tables = [file for file in folder.iterdir() if file.name.endswith(".json")] if folder.is_dir() else []
+    for file in tables:
+        for key, entry in json.loads(file.read_text())["entries"].items():
+            choice = tuning.from_entry(entry)
+            assert tuning.from_entry(tuning.to_entry(choice)) == choice, key
+
+
+def test_the_rule_has_a_fitting_choice_for_any_shape_and_gpu():
+    for kind in KINDS:
+        with on_device(kind):
+            for K, N in ((128, 64), (576, 1536), (14336, 4096), (8192, 57344)):
+                w = abstract_weights(K, N, 4, 32, "symmetric")
+                for bucket in tuning.M_BUCKETS:
+                    choice = tuning.rule(bucket, w.layout, w.words.shape[2])
+                    if bucket <= 128:
+                        assert isinstance(choice, tuning.Config)
+                        assert tuning.fits(choice, w.layout, w.words.shape[2])
