@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
 from turbojax.buckets import Buckets
 from turbojax.configs import MAX_STOP_IDS, EngineConfig
@@ -19,6 +18,7 @@ from turbojax.engine.block_pool import BlockPool
 from turbojax.engine.scheduler import Scheduler, SchedulerConfig
 from turbojax.memory import MemoryPlan, plan_memory
 from turbojax.models.model import Model, load_model
+from turbojax.progress import progress
 from turbojax.runner import JaxRunner
 
 
@@ -36,7 +36,7 @@ class EngineParts:
 def progress_bar(title: str, total: int) -> Iterator[Any]:
     """A bar on standard error while something long runs; nothing where that is no terminal."""
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with progress(*columns) as bar:
         task = bar.add_task(title, total=total)
         yield lambda count: bar.advance(task, count)
 

