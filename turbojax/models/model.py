@@ -63,7 +63,7 @@ def load_model(
     place: Place = jnp.asarray,
     progress: Callable[[int], None] | None = None,
 ) -> Model:
-    """Loads a checkpoint (folder or .gguf file).
+    """Loads a checkpoint (folder or .gguf file); `native.load_native_model` restores native ones.
 
     Args:
         path: where it is.

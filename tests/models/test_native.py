@@ -1,0 +1,61 @@
+"""The abstract tree is what loading gives, and native checkpoints give back what was saved, into any sharding."""
+
+import jax
+import numpy as np
+import pytest
+
+from checkpoints import CheckpointFileError, ConfigError
+from checkpoints.native import is_native
+from turbojax.models.abstract import abstract_weights
+from turbojax.models.model import load_model
+from turbojax.models.native import load_native_model, save_model
+
+CASES = ["llama_plain", "qwen2_bias_tied", "qwen3_qknorm", "gemma2_softcap", "phi3_fused"]
+
+
+def shapes(tree):
+    return jax.tree.map(lambda leaf: (leaf.shape, str(leaf.dtype)), tree)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_abstract_tree_is_what_loading_gives(goldens, case):
+    for dtype in ("float32", "bfloat16"):
+        model = load_model(goldens / case, dtype=dtype)
+        assert shapes(abstract_weights(model.spec)) == shapes(model.weights)
+
+
+def test_the_abstract_tree_of_a_quantised_model(smollm2):
+    model = load_model(smollm2)
+    assert shapes(abstract_weights(model.spec)) == shapes(model.weights)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_native_checkpoint_restores_the_same_model(goldens, tmp_path, case):
+    model = load_model(goldens / case, kv_bits=(8, 4))
+    save_model(model, tmp_path / "native")
+    assert is_native(tmp_path / "native")
+    again = load_native_model(tmp_path / "native")
+    assert again.spec == model.spec
+    assert hash(again.spec) == hash(model.spec)
+    assert (again.config, again.generation_config) == (model.config, model.generation_config)
+    jax.tree.map(np.testing.assert_array_equal, again.weights, model.weights)
+
+
+def test_a_native_checkpoint_restores_into_a_given_sharding(goldens, tmp_path):
+    model = load_model(goldens / "llama_plain")
+    save_model(model, tmp_path / "native")
+    mesh = jax.sharding.Mesh(np.asarray(jax.devices()[:1]), ("tp",))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    place = lambda tree: jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)  # noqa: E731
+    again = load_native_model(tmp_path / "native", place)
+    assert all(leaf.sharding == sharding for leaf in jax.tree.leaves(again.weights))
+    jax.tree.map(np.testing.assert_array_equal, again.weights, model.weights)
+
+
+def test_an_existing_folder_and_a_foreign_one_are_refused(goldens, tmp_path):
+    model = load_model(goldens / "llama_plain")
+    save_model(model, tmp_path / "native")
+    with pytest.raises(CheckpointFileError, match=r"native: exists already"):
+        save_model(model, tmp_path / "native")
+    with pytest.raises(ConfigError, match="is no native checkpoint"):
+        load_native_model(goldens / "llama_plain")

@@ -1,0 +1,65 @@
+"""The abstract tree of a model: shape and dtype of every parameter, from the spec alone."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.affine_linear import AffineWeights
+from turbojax.core.weights import LayerWeights, Linear, Weights
+from turbojax.models.spec import LinearSpec, ModelSpec, SegmentSpec
+
+Leaf = jax.ShapeDtypeStruct
+
+
+def abstract_linear(spec: LinearSpec, num_layers: int, dtype: str) -> Linear:
+    """See `Linear`; a dense weight is [L, N, K]."""
+    n, k = spec.out_dim, spec.in_dim
+    bias = Leaf((num_layers, n), jnp.dtype(dtype)) if spec.has_bias else None
+    if spec.bits == 16:
+        return Linear(Leaf((num_layers, n, k), jnp.dtype(dtype)), bias)
+    grouped = Leaf((num_layers, n, -(-k // spec.group_size)), jnp.float32)
+    codes = AffineWeights(
+        codes=Leaf((num_layers, n, k), jnp.uint8),
+        scale=grouped,
+        offset=grouped if spec.has_offset else None,
+        perm=Leaf((num_layers, k), jnp.int32) if spec.has_perm else None,
+        bits=spec.bits,
+        group_size=spec.group_size,
+    )
+    return Linear(codes, bias)
+
+
+def abstract_layers(segment: SegmentSpec, model: ModelSpec) -> LayerWeights:
+    """See `LayerWeights`; norms are float32."""
+    spec, num_layers = segment.layer, segment.num_layers
+
+    def norm(width: int, exists: bool = True) -> Leaf | None:
+        return Leaf((num_layers, width), jnp.float32) if exists else None
+
+    def linear(part: LinearSpec) -> Linear:
+        return abstract_linear(part, num_layers, model.dtype)
+
+    return LayerWeights(
+        attn_norm=norm(model.embed_dim),
+        qkv=tuple(linear(part) for part in spec.qkv),
+        q_norm=norm(spec.head_dim, spec.has_qk_norm),
+        k_norm=norm(spec.head_dim, spec.has_qk_norm),
+        o=linear(spec.o),
+        post_attn_norm=norm(model.embed_dim, spec.has_post_norms),
+        ffw_norm=norm(model.embed_dim),
+        gate_up=tuple(linear(part) for part in spec.gate_up),
+        down=linear(spec.down),
+        post_ffw_norm=norm(model.embed_dim, spec.has_post_norms),
+    )
+
+
+def abstract_weights(spec: ModelSpec) -> Weights:
+    """The whole tree with jax.ShapeDtypeStruct leaves: what loading gives, what native checkpoints are restored into."""
+    return Weights(
+        embedding=abstract_linear(spec.embedding, 1, spec.dtype),
+        segments=tuple(abstract_layers(segment, spec) for segment in spec.segments),
+        final_norm=Leaf((1, spec.embed_dim), jnp.float32),
+        head=None if spec.head is None else abstract_linear(spec.head, 1, spec.dtype),
+        spec=spec,
+    )
