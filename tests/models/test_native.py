@@ -46,7 +46,7 @@ def test_a_native_checkpoint_restores_into_a_given_sharding(goldens, tmp_path):
     save_model(model, tmp_path / "native")
     mesh = jax.sharding.Mesh(np.asarray(jax.devices()[:1]), ("tp",))
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-    place = lambda tree: jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)  # noqa: E731
+    place = lambda tree: jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
     again = load_native_model(tmp_path / "native", place)
     assert all(leaf.sharding == sharding for leaf in jax.tree.leaves(again.weights))
     jax.tree.map(np.testing.assert_array_equal, again.weights, model.weights)

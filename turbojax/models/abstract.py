@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from pallas_kernels.affine_linear import AffineWeights
 from turbojax.core.weights import LayerWeights, Linear, Weights
 from turbojax.models.spec import LinearSpec, ModelSpec, SegmentSpec
 
-Leaf = jax.ShapeDtypeStruct
+
+def leaf(shape: tuple[int, ...], dtype: DTypeLike) -> Any:
+    """A parameter without its values; stands where an array stands."""
+    return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
 
 
 def abstract_linear(spec: LinearSpec, num_layers: int, dtype: str) -> Linear:
     """See `Linear`; a dense weight is [L, N, K]."""
     n, k = spec.out_dim, spec.in_dim
-    bias = Leaf((num_layers, n), jnp.dtype(dtype)) if spec.has_bias else None
+    bias = leaf((num_layers, n), dtype) if spec.has_bias else None
     if spec.bits == 16:
-        return Linear(Leaf((num_layers, n, k), jnp.dtype(dtype)), bias)
-    grouped = Leaf((num_layers, n, -(-k // spec.group_size)), jnp.float32)
+        return Linear(leaf((num_layers, n, k), dtype), bias)
+    grouped = leaf((num_layers, n, -(-k // spec.group_size)), jnp.float32)
     codes = AffineWeights(
-        codes=Leaf((num_layers, n, k), jnp.uint8),
+        codes=leaf((num_layers, n, k), jnp.uint8),
         scale=grouped,
         offset=grouped if spec.has_offset else None,
-        perm=Leaf((num_layers, k), jnp.int32) if spec.has_perm else None,
+        perm=leaf((num_layers, k), jnp.int32) if spec.has_perm else None,
         bits=spec.bits,
         group_size=spec.group_size,
     )
@@ -34,8 +40,8 @@ def abstract_layers(segment: SegmentSpec, model: ModelSpec) -> LayerWeights:
     """See `LayerWeights`; norms are float32."""
     spec, num_layers = segment.layer, segment.num_layers
 
-    def norm(width: int, exists: bool = True) -> Leaf | None:
-        return Leaf((num_layers, width), jnp.float32) if exists else None
+    def norm(width: int, exists: bool = True) -> Any:
+        return leaf((num_layers, width), jnp.float32) if exists else None
 
     def linear(part: LinearSpec) -> Linear:
         return abstract_linear(part, num_layers, model.dtype)
@@ -55,11 +61,11 @@ def abstract_layers(segment: SegmentSpec, model: ModelSpec) -> LayerWeights:
 
 
 def abstract_weights(spec: ModelSpec) -> Weights:
-    """The whole tree with jax.ShapeDtypeStruct leaves: what loading gives, what native checkpoints are restored into."""
+    """The whole tree with jax.ShapeDtypeStruct leaves: what loading gives, and what native checkpoints restore into."""
     return Weights(
         embedding=abstract_linear(spec.embedding, 1, spec.dtype),
         segments=tuple(abstract_layers(segment, spec) for segment in spec.segments),
-        final_norm=Leaf((1, spec.embed_dim), jnp.float32),
+        final_norm=leaf((1, spec.embed_dim), jnp.float32),
         head=None if spec.head is None else abstract_linear(spec.head, 1, spec.dtype),
         spec=spec,
     )
