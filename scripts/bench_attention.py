@@ -1,7 +1,7 @@
 """Times paged attention and the KV write on this GPU: every kernel of a call, from the profiler, against the floor.
 
     python scripts/bench_attention.py --json benchmarks/results/attention_h200.json
-    python scripts/bench_attention.py --sweep decode --json sweep.json
+    python scripts/bench_attention.py --sweep --json sweep.json
 
 Pools take at least 60 GB, pages are in random order and each call reads another layer. The floor of reads is bytes over
 the larger of 4.3 TB/s and the read rate of this run; that of prefill FLOPs over the larger of 790 TFLOP/s and the dot
@@ -34,8 +34,11 @@ from jax import lax
 from jax.profiler import ProfileData
 
 from pallas_kernels.kv_cache import KVPages, bytes_per_token, empty_pages, write_kv
-from pallas_kernels.paged_attention import paged_decode_attention, paged_prefill_attention
+from pallas_kernels.kv_cache.kernel import WriteConfig, kernel_write
+from pallas_kernels.paged_attention import paged_decode_attention, paged_prefill_attention, scratch
 from pallas_kernels.paged_attention.decode_kernel import DecodeConfig, decode_attention
+from pallas_kernels.paged_attention.prefill_kernel import PrefillConfig, prefill_attention
+from pallas_kernels.paged_attention.tiles import ScoreFunction
 
 PAGE_LEN, KV_HEADS, GROUP, HEAD_DIM = 64, 8, 4, 128
 POOL_BYTES = 60e9
@@ -141,17 +144,11 @@ def decode_row(case: str, pages: KVPages, config: DecodeConfig | None, compiled:
     heads, head_dim = args[0].shape[1:]
     times = kernel_times(compiled, pages, *args)
     us, rest = call_time(times, "paged_decode")
-    kv = int(lengths.sum()) * bytes_per_token(
-        pages.num_kv_heads, head_dim, k_bits=pages.k_bits, v_bits=pages.v_bits
-    )
+    kv = int(lengths.sum()) * bytes_per_token(pages.num_kv_heads, head_dim, k_bits=pages.k_bits, v_bits=pages.v_bits)
     floor = kv / rates[0] * 1e6
+    row = base_row(case, "decode", pages, heads, us, floor, rest, config)
     kernels = {n: round(statistics.median(t), 2) for n, t in times.items() if "paged_decode" in n}
-    return {
-        "case": case, "op": "decode", "k_bits": pages.k_bits, "v_bits": pages.v_bits, "heads": heads,
-        "kv_heads": pages.num_kv_heads, "head_dim": head_dim, "time_us": round(us, 2), "floor_us": round(floor, 2),
-        "share": round(floor / us, 3), "other_us": round(rest, 2), "kernels": kernels,
-        "config": None if config is None else vars(config),
-    }  # fmt: skip
+    return row | {"kernels": kernels}
 
 
 def compile_decode(config: DecodeConfig | None, pages: KVPages, args: Any) -> Any:
@@ -160,26 +157,9 @@ def compile_decode(config: DecodeConfig | None, pages: KVPages, args: Any) -> An
     def attend(q, pages, layer, tables, lengths):
         if config is None:
             return paged_decode_attention(q, pages, layer, tables, lengths, scale=scale)
-        return decode_attention(q, pages, layer, tables, lengths, scale, None, None, None, config, False)
+        return decode_attention(q, pages, layer, tables, lengths, ScoreFunction(scale, None, None), None, config, False)
 
     return jax.jit(over_layers(attend)).lower(pages, *args).compile()
-
-
-def sweep_decode(bits: tuple[int, int], configs: dict[str, list[DecodeConfig]], rates: Any) -> list[dict]:
-    """Every configuration of every case, compiled in parallel, timed one after another."""
-    num_pages = 16640
-    pages, rows = random_pool(*bits, num_pages), []
-    with ThreadPoolExecutor(14) as pool:
-        jobs = []
-        for case, candidates in configs.items():
-            args = decode_case(*DECODE_CASES[case], num_pages, KV_HEADS * GROUP, HEAD_DIM)
-            jobs += [(case, c, args, pool.submit(compile_decode, c, pages, args)) for c in candidates]
-        for case, config, args, job in jobs:
-            try:
-                rows.append(decode_row(case, pages, config, job.result(), args, rates))
-            except jax.errors.JaxRuntimeError as error:
-                print("failed", case, bits, config, str(error)[:150])
-    return sorted(rows, key=lambda r: (r["case"], r["time_us"]))
 
 
 def measure_rates() -> tuple[float, float, dict[str, float]]:
@@ -200,60 +180,159 @@ def print_rows(rows: list[dict], limit: int | None = None) -> None:
         key = (r["case"], r["op"], r.get("k_bits"), r.get("v_bits"), r.get("head_dim"), r.get("heads"))
         shown[key] = shown.get(key, 0) + 1
         if limit is None or shown[key] <= limit:
-            c = r.get("config")
-            cut = "" if not c else " ".join(f"{k[:2]}{int(v)}" for k, v in c.items())
+            cut = " ".join(str(v) for v in (r.get("config") or {}).values())
             print(f"{r['op']:8}{r['case']:8} K{r['k_bits']:<3}V{r['v_bits']:<3}{r['time_us']:10.1f} us"
                   f"{r['floor_us']:9.1f} floor {r['share']:6.3f}  other {r['other_us']:5.1f}  {cut}", flush=True)  # fmt: skip
 
 
 def decode_candidates(case: str) -> list[DecodeConfig]:
-    """Cuts worth timing: enough programs for the case, all warps, stages and dot forms."""
-    many = case in ("64x4k", "64x16k", "ragged")
-    all_stages = (3, 5) if case == "64x4k" else (4,)
-    lens = {"64x4k": (1024, 4096), "64x16k": (2048,), "ragged": (1024, 2048), "1x1k": (64, 128), "1x32k": (256, 512)}
-    found = []
-    for n, left, pages, warps, stages in itertools.product(lens[case], (True, False), (1, 2), (2, 4), all_stages):
-        if n % (pages * PAGE_LEN) == 0 and not (many and not left and (pages, warps) == (2, 2)):
-            found.append(DecodeConfig(n, pages, warps, stages, True, left))
-    return found
+    """Cuts worth timing: enough programs for the case, all warps and stages."""
+    ranges = {"64x4k": (2048, 4096), "64x16k": (4096, 16384), "ragged": (1024, 2048, 4096),
+              "1x1k": (64, 128), "1x32k": (256, 512)}  # fmt: skip
+    stages = (3, 5) if case in ("64x4k", "ragged") else (4,)
+    return [DecodeConfig(*c) for c in itertools.product(ranges[case], (1, 2), (2, 4), stages) if c[0] >= c[1] * 64]
 
 
-def check_decode() -> None:
-    """Largest relative error of the kernel against the reference, on ragged lengths."""
-    for bits, left in itertools.product((16, 8, 4), (True, False)):
-        pages = random_pool(bits, bits, 260, pool_bytes=1e8)
-        lengths = np.asarray([4000, 1, 0, 65, 64, 777])
-        q, tables, lens = decode_case(lengths, 64, 260, 32, HEAD_DIM)
-        wanted = paged_decode_attention(
-            q.astype(jnp.float32), pages, jnp.int32(3), tables, lens, scale=0.088, implementation="reference"
-        )
-        for cut in ((256, 2), (4096, 1)):
-            config = DecodeConfig(*cut, 4, 4, True, left)
-            found = decode_attention(
-                q, pages, jnp.int32(3), tables, lens, 0.088, None, None, None, config, False
-            ).astype(jnp.float32)
-            error = float(jnp.linalg.norm(found - wanted) / jnp.linalg.norm(wanted))
-            print(f"check KV{bits} keys_left={left} cut={cut}: {error:.1e}", flush=True)
+def prefill_candidates() -> list[PrefillConfig]:
+    cuts = itertools.product((64, 128), (1, 2), (4, 8), (2, 3))
+    return [PrefillConfig(*c) for c in cuts if (c[0], c[2]) != (64, 8)]
+
+
+def prefill_args(rows: int, num_pages: int, heads: int, head_dim: int, history: int = 0) -> tuple[jax.Array, ...]:
+    """One chunk of `rows` behind `history` tokens, in random pages."""
+    table_len = -(-(rows + history) // PAGE_LEN)
+    ids = np.random.default_rng(1).permutation(num_pages - 1)[:table_len] + 1
+    q = jax.random.normal(jax.random.key(7), (rows, heads, head_dim), jnp.bfloat16)
+    starts, histories = jnp.asarray([0, rows], jnp.int32), jnp.asarray([history], jnp.int32)
+    return q, jnp.asarray(ids[None], jnp.int32), starts, histories
+
+
+def compile_prefill(config: PrefillConfig | None, pages: KVPages, args: Any) -> Any:
+    scale = args[0].shape[-1] ** -0.5
+
+    def attend(q, pages, layer, tables, starts, history):
+        if config is None:
+            return paged_prefill_attention(q, pages, layer, tables, starts, history, scale=scale)
+        function = ScoreFunction(scale, None, None)
+        if scratch.pays(q.shape[0], pages, tables):
+            pages, tables = scratch.dequantised_pages(pages, layer, tables)
+            layer = jnp.int32(0)
+        return prefill_attention(q, pages, layer, tables, starts, history, function, None, config, False)
+
+    return jax.jit(over_layers(attend)).lower(pages, *args).compile()
+
+
+def base_row(case: str, op: str, pages: KVPages, heads: int, us: float, floor: float, rest: float, config: Any) -> dict:
+    return {
+        "case": case, "op": op, "k_bits": pages.k_bits, "v_bits": pages.v_bits, "heads": heads,
+        "kv_heads": pages.num_kv_heads, "head_dim": pages.head_dim, "time_us": round(us, 2),
+        "floor_us": round(floor, 2), "share": round(floor / us, 3), "other_us": round(rest, 2),
+        "config": None if config is None else vars(config),
+    }  # fmt: skip
+
+
+def prefill_row(case: str, pages: KVPages, config: PrefillConfig | None, compiled: Any, args: Any, rates: Any) -> dict:
+    """Dots over the visible half of the scores, against the dot rate."""
+    times = kernel_times(compiled, pages, *args)
+    us, rest = call_time(times, "paged_prefill")
+    us += rest  # a dequantised copy is part of the call
+    rows, heads, head_dim = args[0].shape
+    seen = rows * int(args[3][0]) + rows * (rows + 1) / 2
+    return base_row(case, "prefill", pages, heads, us, 4 * heads * head_dim * seen / rates[1] * 1e6, rest, config)
+
+
+def write_row(
+    case: str, pages: KVPages, rows: int, config: WriteConfig | None, rates: Any
+) -> tuple[dict, KVPages]:
+    """`rows` tokens into random pages; the pool is donated and comes back."""
+    rng = np.random.default_rng(2)
+    pages_of_rows = rng.permutation(pages.k.shape[1] - 1)[: -(-rows // PAGE_LEN)] + 1
+    ids = jnp.asarray(np.repeat(pages_of_rows, PAGE_LEN)[:rows], jnp.int32)
+    offsets = jnp.asarray(np.arange(rows) % PAGE_LEN, jnp.int32)
+    shape = (rows, pages.num_kv_heads, pages.head_dim)
+    k, v = (jax.random.normal(jax.random.key(n), shape, jnp.bfloat16) for n in range(2))
+    stride = pages.k.shape[0] // LAYERS_TIMED
+
+    def write_layer(i, pages, *args):
+        if config is None:
+            return write_kv(pages, *args[:2], i * stride, *args[2:])
+        return kernel_write(pages, *args[:2], i * stride, *args[2:], config, False)
+
+    def run(pages, *args):
+        return lax.fori_loop(0, LAYERS_TIMED, lambda i, p: write_layer(i, p, *args), pages)
+
+    compiled = jax.jit(run, donate_argnums=0).lower(pages, k, v, ids, offsets).compile()
+    box = [compiled(pages, k, v, ids, offsets)]
+
+    def step(*args):
+        box[0] = compiled(box[0], *args)
+        return box[0]
+
+    us, rest = call_time(kernel_times(step, k, v, ids, offsets), "kv_write")
+    stored = bytes_per_token(pages.num_kv_heads, pages.head_dim, k_bits=pages.k_bits, v_bits=pages.v_bits)
+    floor = (k.nbytes + v.nbytes + rows * stored) / rates[0] * 1e6
+    return base_row(case, "write", pages, pages.num_kv_heads, us, floor, rest, config), box[0]
+
+
+def timed(rows: list[dict], make_row: Any, job: Any) -> None:
+    """Adds a row; a configuration that does not compile or run is reported and left out."""
+    try:
+        rows.append(make_row(job.result()))
+    except jax.errors.JaxRuntimeError as error:
+        print("failed", str(error)[:150])
+
+
+def bench(bits: tuple[int, int], cases: list[str], rates: Any, sweep: bool) -> list[dict]:
+    """All cases of one precision; compiled in parallel, timed one after another."""
+    num_pages = 16640
+    pages, rows, jobs = random_pool(*bits, num_pages), [], []
+    with ThreadPoolExecutor(14) as pool:
+        for case in cases:
+            if case in DECODE_CASES:
+                args = decode_case(*DECODE_CASES[case], num_pages, KV_HEADS * GROUP, HEAD_DIM)
+                for c in decode_candidates(case) if sweep else [None]:
+                    row = functools.partial(decode_row, case, pages, c, args=args, rates=rates)
+                    jobs.append((row, pool.submit(compile_decode, c, pages, args)))
+            elif case in PREFILL_CASES:
+                args = prefill_args(
+                    *PREFILL_CASES[case][:1], num_pages, KV_HEADS * GROUP, HEAD_DIM, PREFILL_CASES[case][1]
+                )
+                for c in prefill_candidates() if sweep else [None]:
+                    row = functools.partial(prefill_row, case, pages, c, args=args, rates=rates)
+                    jobs.append((row, pool.submit(compile_prefill, c, pages, args)))
+        for row, job in jobs:
+            timed(rows, row, job)
+    for case in cases:
+        if case in WRITE_CASES:
+            for config in WRITE_CANDIDATES if sweep else [None]:
+                row, pages = write_row(case, pages, WRITE_CASES[case], config, rates)
+                rows.append(row)
+    return sorted(rows, key=lambda r: (r["op"], r["case"], r["time_us"]))
+
+
+PREFILL_CASES = {"8k": (8192, 0), "1k+7k": (1024, 7168)}
+WRITE_CANDIDATES = [WriteConfig(*c) for c in ((8, 1), (16, 1), (16, 2), (16, 4), (32, 4), (64, 8), (64, 4))]
+WRITE_CASES = {"8k rows": 8192, "64 rows": 64}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, required=True)
-    parser.add_argument("--sweep", choices=("decode",))
-    parser.add_argument("--cases", nargs="*", default=list(DECODE_CASES))
+    parser.add_argument("--sweep", action="store_true", help="time every candidate instead of the chosen configuration")
+    parser.add_argument("--cases", nargs="*", default=[*DECODE_CASES, *PREFILL_CASES, *WRITE_CASES])
+    parser.add_argument("--bits", nargs="*", default=["4,4", "8,8", "16,16", "8,4"])
     options = parser.parse_args()
     start = time.time()
     *rates, measured = measure_rates()
     rows: list[dict] = []
     print({k: f"{v:.3e}" for k, v in measured.items()}, flush=True)
-    if options.sweep == "decode":
-        check_decode()
-        for bits in (4, 8, 16):
-            rows += sweep_decode((bits, bits), {c: decode_candidates(c) for c in options.cases}, rates)
-            print(f"{time.time() - start:.0f} s", flush=True)
-            print_rows([r for r in rows if r["k_bits"] == bits], 5)
-            write(options.json, rows, measured)
-    write(options.json, rows, measured)
+    for bits in options.bits:
+        k_bits, v_bits = map(int, bits.split(","))
+        found = bench((k_bits, v_bits), options.cases, rates, options.sweep)
+        print(f"{time.time() - start:.0f} s", flush=True)
+        print_rows(found, 4)
+        rows += found
+        write(options.json, rows, measured)
 
 
 def write(path: Path, rows: list[dict], measured: dict[str, float]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 
 from pallas_kernels import backend
+from pallas_kernels.kv_cache.kernel import WriteConfig, kernel_write
 from pallas_kernels.kv_cache.pages import KVPages
 from pallas_kernels.kv_cache.reference import reference_write
 
@@ -41,5 +42,7 @@ def write_kv(
             raise ValueError(f"{name}: shape {array.shape}, accepted: {expected}")
     if page_offsets.shape != page_ids.shape:
         raise ValueError(f"page_offsets: shape {page_offsets.shape}, accepted: {page_ids.shape}")
-    backend.choose("write_kv", implementation, "its kernel is not built yet")
-    return reference_write(pages, k, v, layer, page_ids, page_offsets)
+    chosen = backend.choose("write_kv", implementation, backend.capability_problem())
+    if chosen == "reference":
+        return reference_write(pages, k, v, layer, page_ids, page_offsets)
+    return kernel_write(pages, k, v, layer, page_ids, page_offsets, WriteConfig(), chosen == "interpret")

@@ -27,8 +27,8 @@ def quantise(x: jax.Array, bits: int) -> tuple[jax.Array, jax.Array]:
     params = jnp.stack([(high - low) / levels, low], axis=-1).astype(jnp.float16)
     scale, offset = (params[..., i : i + 1].astype(jnp.float32) for i in (0, 1))
     # A constant vector has scale 0: its codes are 0 and its value is the offset.
-    codes = jnp.round((x - offset) / jnp.where(scale > 0, scale, 1.0))
-    return jnp.clip(codes, 0, levels).astype(jnp.uint16), params
+    codes = jnp.clip((x - offset) / jnp.where(scale > 0, scale, 1.0) + 0.5, 0, levels)
+    return codes.astype(jnp.uint16), params  # the conversion truncates: rounded to nearest
 
 
 def pack(codes: jax.Array, bits: int) -> jax.Array:

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
 
 from pallas_kernels import backend
 from pallas_kernels.kv_cache.pages import KVPages
+from pallas_kernels.paged_attention import scratch
 from pallas_kernels.paged_attention.decode_kernel import decode_attention
+from pallas_kernels.paged_attention.prefill_kernel import prefill_attention
 from pallas_kernels.paged_attention.reference import reference_decode, reference_prefill
-from pallas_kernels.paged_attention.tuning import decode_config, kernel_problem
+from pallas_kernels.paged_attention.tiles import ScoreFunction
+from pallas_kernels.paged_attention.tuning import decode_config, kernel_problem, prefill_config
 
-NOT_BUILT = "its kernel is not built yet"
 
-
-def check(q: jax.Array, pages: KVPages, tables: jax.Array, lens: jax.Array, sinks: jax.Array | None) -> None:
+def check(
+    q: jax.Array, pages: KVPages, tables: jax.Array, lens: jax.Array, sinks: jax.Array | None, function: ScoreFunction
+) -> None:
     """Raises ValueError that names the argument which does not fit."""
+    for name, number in zip(ScoreFunction._fields, function, strict=True):
+        if number is not None and not number > 0:
+            raise ValueError(f"{name}: {number}, accepted: above 0")
     if q.ndim != 3 or q.shape[2] != pages.head_dim or q.shape[1] % pages.num_kv_heads:
         raise ValueError(f"q: shape {q.shape}, accepted: [rows, G * {pages.num_kv_heads}, {pages.head_dim}]")
     if tables.ndim != 2 or tables.shape[0] != lens.shape[0]:
@@ -56,14 +63,13 @@ def paged_decode_attention(
     Raises:
         ValueError: names the argument that does not fit.
     """
-    check(q, pages, block_tables, lengths, sinks)
+    function = ScoreFunction(scale, window, softcap)
+    check(q, pages, block_tables, lengths, sinks, function)
     chosen = backend.choose("paged_decode_attention", implementation, kernel_problem(q, pages))
     if chosen == "reference":
         return reference_decode(q, pages, layer, block_tables, lengths, scale, window, softcap, sinks)
     config = decode_config(q, pages, block_tables.shape[1])
-    return decode_attention(
-        q, pages, layer, block_tables, lengths, scale, window, softcap, sinks, config, chosen == "interpret"
-    )
+    return decode_attention(q, pages, layer, block_tables, lengths, function, sinks, config, chosen == "interpret")
 
 
 def paged_prefill_attention(
@@ -96,10 +102,19 @@ def paged_prefill_attention(
     Raises:
         ValueError: names the argument that does not fit.
     """
-    check(q, pages, block_tables, history_lens, sinks)
+    function = ScoreFunction(scale, window, softcap)
+    check(q, pages, block_tables, history_lens, sinks, function)
     if chunk_starts.shape != (history_lens.shape[0] + 1,):
         raise ValueError(f"chunk_starts: shape {chunk_starts.shape}, accepted: ({history_lens.shape[0] + 1},)")
-    backend.choose("paged_prefill_attention", implementation, NOT_BUILT)
-    return reference_prefill(
-        q, pages, layer, block_tables, chunk_starts, history_lens, scale, window, softcap, sinks
+    chosen = backend.choose("paged_prefill_attention", implementation, kernel_problem(q, pages))
+    if chosen == "reference":
+        return reference_prefill(
+            q, pages, layer, block_tables, chunk_starts, history_lens, scale, window, softcap, sinks
+        )
+    if scratch.pays(q.shape[0], pages, block_tables):
+        pages, block_tables = scratch.dequantised_pages(pages, layer, block_tables)
+        layer = jnp.int32(0)
+    config = prefill_config(q, pages)
+    return prefill_attention(
+        q, pages, layer, block_tables, chunk_starts, history_lens, function, sinks, config, chosen == "interpret"
     )

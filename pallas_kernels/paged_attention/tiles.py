@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.experimental import pallas as pl
 
 from pallas_kernels import backend
 from pallas_kernels.kv_cache.pages import KVPages
@@ -36,19 +38,54 @@ def pick(values: jax.Array, index: jax.Array) -> jax.Array:
     return jnp.sum(jnp.where(jnp.arange(values.shape[0], dtype=jnp.int32) == index, values, 0))
 
 
-def locate(item: jax.Array, counts: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The work list: items of row 0, then of row 1 ...; each program finds its own, so that none is built before.
+def locate(item: jax.Array, counts: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The work list, all rows' last items at its end; each program finds its own, so that no list is built before.
 
     Args:
-        item: int32 scalar.
+        item: int32 scalar, below the sum of the counts.
         counts: int32 [rows], items of each row.
 
     Returns:
-        The item's row (past the end where there are fewer items), its number within the row, and the total.
+        The item's row and its number within the row.
     """
-    ends = lax.cumsum(counts, axis=0)
-    row = jnp.sum((ends <= item).astype(jnp.int32))
-    return row, item - pick(ends - counts, row), jnp.max(ends)
+    early, last = jnp.maximum(counts - 1, 0), jnp.minimum(counts, 1)
+    early_ends, last_ends = lax.cumsum(early, axis=0), lax.cumsum(last, axis=0)
+    num_early = jnp.max(early_ends)
+    early_row = jnp.sum((early_ends <= item).astype(jnp.int32))
+    last_row = jnp.sum((last_ends <= item - num_early).astype(jnp.int32))
+    is_early = item < num_early
+    row = jnp.where(is_early, early_row, last_row)
+    return row, jnp.where(is_early, item - pick(early_ends - early, early_row), pick(early, last_row))
+
+
+class ScoreFunction(NamedTuple):
+    """softcap * tanh(scale * q.k / softcap), or scale * q.k without a cap; a row sees its last `window` keys."""
+
+    scale: float
+    window: int | None
+    softcap: float | None
+
+    @property
+    def factor(self) -> float:
+        """What q.k is multiplied by before `finish`."""
+        return self.scale * LOG2_E if self.softcap is None else self.scale / self.softcap
+
+    def finish(self, raw: jax.Array) -> jax.Array:
+        """Scores times log2(e), from q.k times `factor`."""
+        return raw if self.softcap is None else self.softcap * LOG2_E * jnp.tanh(raw)
+
+    @property
+    def unit(self) -> float:
+        """What `bend` leaves to multiply, positive: exp2(x * unit - top) is one fused multiply-add and one exp2."""
+        return self.scale * LOG2_E if self.softcap is None else self.softcap * LOG2_E
+
+    def bend(self, raw: jax.Array) -> jax.Array:
+        """Scores times log2(e) / unit, from q.k."""
+        return raw if self.softcap is None else jnp.tanh(raw * (self.scale / self.softcap))
+
+    def lowest_key(self, position: jax.Array) -> jax.Array:
+        """The first key that a row at this position sees."""
+        return jnp.zeros_like(position) if self.window is None else jnp.maximum(position - self.window + 1, 0)
 
 
 @dataclass(frozen=True)
@@ -115,3 +152,20 @@ def dot(a: jax.Array, b: jax.Array, contract: tuple[int, int], acc: jax.Array) -
     """acc + a . b over one axis of each, in float32."""
     axes = (((contract[0],), (contract[1],)), ((), ()))
     return acc + lax.dot_general(a, b, axes, preferred_element_type=jnp.float32)
+
+
+def call_kernel(
+    kernel: Any, name: str, grid: tuple[int, ...], inputs: dict[str, jax.Array | None],
+    outputs: dict[str, jax.ShapeDtypeStruct], *, num_warps: int, num_stages: int, interpret: bool,
+) -> dict[str, jax.Array]:  # fmt: skip
+    """pallas_call with refs by name: `kernel(*refs, names=...)`; inputs that are None are left out."""
+    given = {key: x for key, x in inputs.items() if x is not None}
+    found = pl.pallas_call(
+        functools.partial(kernel, names=(*given, *outputs)),
+        grid=grid,
+        out_shape=list(outputs.values()),
+        compiler_params=backend.compiler_params(num_warps, num_stages),
+        interpret=interpret,
+        name=name,
+    )(*given.values())
+    return dict(zip(outputs, found, strict=True))

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
 from pallas_kernels import backend
 from pallas_kernels.kv_cache.pages import KVPages
 from pallas_kernels.paged_attention.decode_kernel import DecodeConfig
+from pallas_kernels.paged_attention.prefill_kernel import PrefillConfig
 from pallas_kernels.paged_attention.tiles import ceil_div, power_of_2
 
+TABLE = Path(__file__).with_name("tuned.json")
 MAX_GROUP = 64
 NUM_SMS = 132
 PROGRAMS_PER_SM = 4
+MIN_RANGE_LEN = 64  # below it the merge costs more than the range
 
 
 def kernel_problem(q: jax.Array, pages: KVPages) -> str | None:
@@ -29,14 +36,27 @@ def kernel_problem(q: jax.Array, pages: KVPages) -> str | None:
     return None
 
 
+def _tuned() -> dict[str, Any]:
+    """This GPU's measured cuts, or those of the table's default for GPUs that nobody measured."""
+    table = json.loads(TABLE.read_text())
+    kind = backend.device_kind() if backend.on_gpu() else "default"
+    return table.get(kind, table["default"])
+
+
 def decode_config(q: jax.Array, pages: KVPages, table_len: int) -> DecodeConfig:
     """The cut for a shape: long ranges where the batch alone fills the GPU, short ones where it does not."""
-    programs = q.shape[0] * pages.num_kv_heads
-    capacity = table_len * pages.page_len
-    pages_per_step = max(1, 64 // pages.page_len)
-    step = pages_per_step * pages.page_len
-    wanted = ceil_div(NUM_SMS * PROGRAMS_PER_SM, programs)
-    range_len = min(2048, max(step, power_of_2(ceil_div(capacity, wanted))))
-    if range_len < step or range_len % step:
-        range_len = step
-    return DecodeConfig(range_len, pages_per_step, num_warps=4, num_stages=4)
+    tuned = _tuned()["decode"][str(min(pages.k_bits, pages.v_bits))]
+    keys_in_tables = q.shape[0] * pages.num_kv_heads * table_len * pages.page_len
+    fair = power_of_2(ceil_div(keys_in_tables, NUM_SMS * PROGRAMS_PER_SM))
+    range_len = max(pages.page_len, MIN_RANGE_LEN, min(tuned["max_range_len"], fair))
+    return DecodeConfig(range_len, 1, tuned["num_warps"], tuned["num_stages"])
+
+
+def prefill_config(q: jax.Array, pages: KVPages) -> PrefillConfig:
+    """Large tiles, so that a page is read and dequantised once for many rows; smaller where there are fewer rows."""
+    tuned = _tuned()["prefill"][str(min(pages.k_bits, pages.v_bits))]
+    rows = max(16, power_of_2(q.shape[0]))
+    if rows < tuned["tile_rows"]:
+        return PrefillConfig(rows, 1, num_warps=4, num_stages=2)
+    steps = max(1, tuned["keys_per_step"] // pages.page_len)
+    return PrefillConfig(tuned["tile_rows"], steps, tuned["num_warps"], tuned["num_stages"])
