@@ -146,5 +146,7 @@ def test_a_damaged_header_gives_a_typed_error_or_reads(whole, tmp_path, at, valu
     path.write_bytes(data)
     try:
         open_checkpoint(path)
+        message = path.name
     except CheckpointError as error:
-        assert "damaged.gguf" in str(error)
+        message = str(error)
+    assert path.name in message

@@ -59,7 +59,7 @@ def load_native_model(path: str | Path, shard: Shard | None = None) -> Model:
 
 
 def from_plain(kind: Any, value: Any) -> Any:
-    """The inverse of dataclasses.asdict, by the fields' types: nested dataclasses, tuples of one kind, optional ones."""
+    """The inverse of dataclasses.asdict, by the fields' types: dataclasses, tuples of one kind, optional ones."""
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin in (types.UnionType, typing.Union):
         return None if value is None else from_plain(next(a for a in args if a is not type(None)), value)
