@@ -1,20 +1,24 @@
-"""The affine linear's public function: checks, and the choice between kernel and reference."""
+"""The affine linear's public function: checks, and the choice between kernels and reference."""
 
 from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from pallas_kernels import backend
+from pallas_kernels.affine_linear import tuning
+from pallas_kernels.affine_linear.dequantise import dequantise_layer, packed_values
+from pallas_kernels.affine_linear.kernel import fused_linear
 from pallas_kernels.affine_linear.reference import reference_linear
-from pallas_kernels.affine_linear.types import AffineWeights
+from pallas_kernels.affine_linear.types import AffineWeights, PackedAffine
 
 ACTIVATION_DTYPES = ("float32", "bfloat16", "float16")
 
 
 def affine_linear(
     x: jax.Array,
-    w: AffineWeights,
+    w: AffineWeights | PackedAffine,
     layer: jax.Array | int,
     *,
     out_dtype: jnp.dtype | None = None,
@@ -24,7 +28,7 @@ def affine_linear(
 
     Args:
         x: float32, bfloat16 or float16 [M, K].
-        w: the stacked weights.
+        w: the stacked weights; the kernels take the packed ones.
         layer: int32 scalar, which layer of the stack, read inside the op.
         out_dtype: of the result; None is x.dtype.
         implementation: None takes the kernel on a GPU and the reference elsewhere.
@@ -39,5 +43,43 @@ def affine_linear(
         raise ValueError(f"x: shape {x.shape}, accepted: [M, {w.K}]")
     if str(x.dtype) not in ACTIVATION_DTYPES:
         raise ValueError(f"x: dtype {x.dtype}, accepted: {', '.join(ACTIVATION_DTYPES)}")
-    backend.choose("affine_linear", implementation, "weights are not packed: call pack(w) once after loading")
-    return reference_linear(x, w, layer, out_dtype)
+    out_dtype = jnp.dtype(out_dtype or x.dtype)
+    if isinstance(w, AffineWeights):
+        backend.choose("affine_linear", implementation, "weights are not packed: call pack(w) once after loading")
+        return reference_linear(x, w, layer, out_dtype)
+    chosen = backend.choose("affine_linear", implementation, _kernel_problem(x))
+    if w.perm is not None:
+        x = jnp.take(x, lax.dynamic_index_in_dim(w.perm, layer, keepdims=False), axis=1)
+    if chosen == "reference":
+        y = _dot(x.astype(jnp.float32), packed_values(w, layer), jnp.dtype(jnp.float32), lax.Precision.HIGHEST)
+        return y.astype(out_dtype)
+    choice = tuning.choose(x.shape[0], w.layout, w.N, w.words.shape[2])
+    return linear_by(choice, x, w, layer, out_dtype, interpret=chosen == "interpret")
+
+
+def linear_by(
+    choice: tuning.Choice,
+    x: jax.Array,
+    w: PackedAffine,
+    layer: jax.Array | int,
+    out_dtype: jnp.dtype,
+    *,
+    interpret: bool,
+) -> jax.Array:
+    """The kernels' result [M, N] for x [M, K] whose columns are in the order of the codes, by a given choice."""
+    if isinstance(choice, tuning.Dequantise):
+        return _dot(x, dequantise_layer(w, layer, x.dtype, interpret=interpret), out_dtype, None)
+    return fused_linear(x, w, layer, choice, out_dtype, interpret=interpret)
+
+
+def _dot(x: jax.Array, values: jax.Array, out_dtype: jnp.dtype, precision: lax.Precision | None) -> jax.Array:
+    """x [M, K] times values [N, K] -> [M, N]; XLA accumulates in float32 whatever it writes."""
+    contract_k = (((1,), (1,)), ((), ()))
+    return lax.dot_general(x, values, contract_k, precision=precision, preferred_element_type=out_dtype)
+
+
+def _kernel_problem(x: jax.Array) -> str | None:
+    """Why the kernels cannot take x here; None where they can."""
+    if x.dtype == jnp.float32:
+        return "x is float32, and the kernels compute with bfloat16 or float16 x"
+    return backend.capability_problem()

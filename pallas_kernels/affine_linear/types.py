@@ -1,4 +1,4 @@
-"""Affine-quantised weights of a stack of linears: the plain form, a code a byte."""
+"""Affine-quantised weights of a stack of linears: the plain form, a code a byte, and the kernels' packed form."""
 
 from __future__ import annotations
 
@@ -65,17 +65,19 @@ def affine_weights(
     Raises:
         ValueError: names the argument that does not fit.
     """
-    arrays = {"codes": codes, "scale": scale, "offset": offset, "perm": perm}
+    arrays: dict[str, Any] = {"codes": codes, "scale": scale, "offset": offset, "perm": perm}
     arrays = {name: None if a is None else jnp.asarray(a) for name, a in arrays.items()}
     if arrays["codes"].ndim != 3:
         raise ValueError(f"codes: shape {arrays['codes'].shape}, accepted: [L, K, N]")
     group_size = arrays["codes"].shape[1] if group_size == -1 else group_size
     check_arrays(arrays, bits, group_size)
-    k_last = {name: None if a is None else jnp.swapaxes(a, 1, 2) for name, a in arrays.items() if name != "perm"}
+    k_last: dict[str, Any] = {
+        name: None if a is None else jnp.swapaxes(a, 1, 2) for name, a in arrays.items() if name != "perm"
+    }
     return AffineWeights(**k_last, perm=arrays["perm"], bits=bits, group_size=group_size)
 
 
-def check_arrays(arrays: dict[str, jax.Array | None], bits: int, group_size: int) -> None:
+def check_arrays(arrays: dict[str, Any], bits: int, group_size: int) -> None:
     """Holds canonical arrays ([L, K, N]) against the format.
 
     Raises:
@@ -101,3 +103,77 @@ def check_arrays(arrays: dict[str, jax.Array | None], bits: int, group_size: int
             raise ValueError(f"{name}: shape {array.shape}, accepted: {shape}")
         if str(array.dtype) not in dtypes:
             raise ValueError(f"{name}: dtype {array.dtype}, accepted: {', '.join(dtypes)}")
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class PackedAffine:
+    """AffineWeights as the kernels read them; `packing.pack` makes one, `packing.unpack` is its exact inverse.
+
+        codes[k, n] = words[tile, n, r] >> (bits * plane) & (2**bits - 1),  k = (tile * num_planes + plane) * W + r
+        value = (code - 2**(bits-1)) * scale            kind "symmetric"
+              = (code - shift) * scale                  kind "zero"
+              = (code - 2**(bits-1)) * scale + shift    kind "offset"
+
+    Attributes:
+        words: uint16 [L, num_tiles, N padded, W]; a tile of K is num_planes * W rows.
+        scale: [L, groups, N padded] in the dtype that came.
+        shift: uint8 zero points or float32 offsets, shaped as scale; None where symmetric.
+        perm: int32 [L, K] or None, as in AffineWeights.
+        kind: "symmetric", "zero" or "offset".
+        bits, group_size, K, N: as in AffineWeights, N without padding.
+        offset_dtype: dtype of the offsets that were packed, for `unpack`.
+    """
+
+    words: jax.Array
+    scale: jax.Array
+    shift: jax.Array | None = None
+    perm: jax.Array | None = None
+    kind: str = field(default="symmetric", metadata=STATIC)
+    bits: int = field(default=4, metadata=STATIC)
+    group_size: int = field(default=128, metadata=STATIC)
+    K: int = field(default=0, metadata=STATIC)
+    N: int = field(default=0, metadata=STATIC)
+    offset_dtype: str = field(default="float16", metadata=STATIC)
+
+    @property
+    def layout(self) -> PackedLayout:
+        return PackedLayout(
+            self.kind, self.bits, self.group_size, self.K, self.words.shape[3], self.words.shape[1], self.scale.shape[1]
+        )
+
+
+@dataclass(frozen=True)
+class PackedLayout:
+    """The static half of a PackedAffine: what a kernel knows of the weights at trace time."""
+
+    kind: str
+    bits: int
+    group_size: int
+    K: int
+    plane_width: int
+    num_tiles: int
+    num_groups: int
+
+    @property
+    def num_planes(self) -> int:
+        return 16 // self.bits
+
+    @property
+    def tile_k(self) -> int:
+        return self.num_planes * self.plane_width
+
+    @property
+    def planes_per_group(self) -> int:
+        """Planes of a tile under one scale; all of them where a group spans tiles."""
+        if self.num_groups == 1:
+            return self.num_planes
+        return min(self.num_planes, self.group_size // self.plane_width)
+
+    def group_of_plane(self, tile: Any, plane: int) -> Any:
+        """Row of scale and shift for plane `plane` of K tile `tile`."""
+        if self.num_groups == 1:
+            return 0
+        if self.group_size >= self.tile_k:
+            return tile // (self.group_size // self.tile_k)
+        return tile * (self.tile_k // self.group_size) + plane * self.plane_width // self.group_size

@@ -52,20 +52,24 @@ def test_all_candidates_lower(kind):
             assert fused
             for config in fused.values():
                 x = jax.ShapeDtypeStruct((bucket - 1, 4096), jnp.bfloat16)
-                lowered(lambda x, w, l, c=config: fused_linear(x, w, l, c, x.dtype, interpret=False), x, w, layer)
+                lowered(
+                    lambda x, w, layer, c=config: fused_linear(x, w, layer, c, x.dtype, interpret=False), x, w, layer
+                )
 
 
 @pytest.mark.parametrize("kind", ["NVIDIA A100", "NVIDIA H100"])
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
-@pytest.mark.parametrize(("bits", "group_size", "shift"), [(4, 32, "offset"), (4, -1, "zero"), (8, 32, "symmetric"), (8, 128, "zero")])
+@pytest.mark.parametrize(
+    ("bits", "group_size", "shift"), [(4, 32, "offset"), (4, -1, "zero"), (8, 32, "symmetric"), (8, 128, "zero")]
+)
 def test_formats_lower_for_few_and_many_rows(bits, group_size, shift, dtype, kind):
     w = abstract_weights(576, 1000, bits, group_size, shift)
     layer = jax.ShapeDtypeStruct((), jnp.int32)
     with on_device(kind):
         for M in (1, 40):
             x = jax.ShapeDtypeStruct((M, 576), dtype)
-            lowered(lambda x, w, l: affine_linear(x, w, l, implementation="triton"), x, w, layer)
-        lowered(lambda w, l: dequantise_layer(w, l, dtype, interpret=False), w, layer)
+            lowered(lambda x, w, layer: affine_linear(x, w, layer, implementation="triton"), x, w, layer)
+        lowered(lambda w, layer: dequantise_layer(w, layer, dtype, interpret=False), w, layer)
 
 
 def test_committed_tables_hold_choices_that_fit():
