@@ -15,7 +15,9 @@ from jax import lax
 from pallas_kernels.kv_cache.pages import KVPages
 from pallas_kernels.kv_cache.quantise import dequantise
 
-KEYS_PER_RANGE = 256  # a range's scores and dequantised keys stay in a core's L2
+# Keys of a range. A prefill tile's scores and dequantised keys stay in a core's L2; a decode row takes a page of 64 at
+# a time, which needs no transpose and wastes little on short contexts.
+PREFILL_KEYS_PER_RANGE, DECODE_KEYS_PER_RANGE = 256, 64
 ROWS_PER_TILE = 128
 MINUS_INF = -1e30  # finite, so that the difference of two of them is 0 and not NaN
 
@@ -80,9 +82,9 @@ def finish(state: Running) -> jax.Array:
     return state.acc / jnp.where(state.total > 0, state.total, 1.0)[..., None]
 
 
-def padded_tables(tables: jax.Array, page_len: int) -> tuple[jax.Array, int]:
+def padded_tables(tables: jax.Array, page_len: int, keys_per_range: int) -> tuple[jax.Array, int]:
     """Tables widened to whole ranges, and the pages of a range."""
-    pages_per_range = max(1, KEYS_PER_RANGE // page_len)
+    pages_per_range = max(1, keys_per_range // page_len)
     return jnp.pad(tables, ((0, 0), (0, -tables.shape[1] % pages_per_range))), pages_per_range
 
 
@@ -106,7 +108,7 @@ def reference_decode(
     """See `paged_decode_attention`."""
     num_rows, _, head_dim = q.shape
     num_kv = pages.num_kv_heads
-    tables, pages_per_range = padded_tables(tables, pages.page_len)
+    tables, pages_per_range = padded_tables(tables, pages.page_len, DECODE_KEYS_PER_RANGE)
     keys_per_range = pages_per_range * pages.page_len
     grouped = q.astype(jnp.float32).reshape(num_rows, num_kv, -1, head_dim)
     positions = jnp.broadcast_to(lengths[:, None, None] - 1, grouped.shape[:3])
@@ -133,7 +135,7 @@ def reference_prefill(
     num_rows, num_heads, head_dim = q.shape
     num_kv, tile = pages.num_kv_heads, min(ROWS_PER_TILE, num_rows)
     group = num_heads // num_kv
-    tables, pages_per_range = padded_tables(tables, pages.page_len)
+    tables, pages_per_range = padded_tables(tables, pages.page_len, PREFILL_KEYS_PER_RANGE)
     keys_per_range = pages_per_range * pages.page_len
     options = Options(scale, window, softcap)
     q_padded = jnp.pad(q, ((0, tile), (0, 0), (0, 0)))
