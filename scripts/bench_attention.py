@@ -241,9 +241,7 @@ def prefill_row(case: str, pages: KVPages, config: PrefillConfig | None, compile
     return base_row(case, "prefill", pages, heads, us, 4 * heads * head_dim * seen / rates[1] * 1e6, rest, config)
 
 
-def write_row(
-    case: str, pages: KVPages, rows: int, config: WriteConfig | None, rates: Any
-) -> tuple[dict, KVPages]:
+def write_row(case: str, pages: KVPages, rows: int, config: WriteConfig | None, rates: Any) -> tuple[dict, KVPages]:
     """`rows` tokens into random pages; the pool is donated and comes back."""
     rng = np.random.default_rng(2)
     pages_of_rows = rng.permutation(pages.k.shape[1] - 1)[: -(-rows // PAGE_LEN)] + 1

@@ -15,7 +15,6 @@ from pallas_kernels.kv_cache.pages import KVPages
 from pallas_kernels.kv_cache.quantise import FLOAT16_MAX
 
 
-
 @dataclass(frozen=True)
 class WriteConfig:
     """Rows of a program, and its warps."""
@@ -93,7 +92,9 @@ def kernel_write(
     pools = {name: pool for name, pool in pools.items() if pool is not None}
     names = (*inputs, *pools, *("out_" + name for name in pools))
     written = pl.pallas_call(
-        functools.partial(_kernel, names=names, config=config, num_rows=num_rows, k_bits=pages.k_bits, v_bits=pages.v_bits),
+        functools.partial(
+            _kernel, names=names, config=config, num_rows=num_rows, k_bits=pages.k_bits, v_bits=pages.v_bits
+        ),
         grid=(-(-num_rows // config.rows), pages.num_kv_heads),
         out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in pools.values()],
         input_output_aliases={len(inputs) + n: n for n in range(len(pools))},

@@ -19,7 +19,12 @@ MAX_RANGES_PER_STEP = 64
 
 
 def _kernel(
-    *args: Any, names: tuple[str, ...], num_ranges: Callable[[jax.Array], jax.Array], slots: int, head_dim: int, step: int
+    *args: Any,
+    names: tuple[str, ...],
+    num_ranges: Callable[[jax.Array], jax.Array],
+    slots: int,
+    head_dim: int,
+    step: int,
 ) -> None:
     """One program a sequence and query head: its ranges' outputs, weighted by their share of the softmax's sum."""
     refs = dict(zip(names, args, strict=True))

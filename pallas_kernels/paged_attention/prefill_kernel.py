@@ -101,7 +101,8 @@ def _planes(side: Side, stored: jax.Array, params: Any, interpret: bool) -> list
         return [stored]
     scale, offset = (jnp.broadcast_to(x[:, None], stored.shape) for x in params)
     return [
-        dequantise_plane(stored, scale, offset, bits=side.bits, plane=j, interpret=interpret) for j in range(side.planes)
+        dequantise_plane(stored, scale, offset, bits=side.bits, plane=j, interpret=interpret)
+        for j in range(side.planes)
     ]
 
 

@@ -28,7 +28,9 @@ class Case:
     page_len: int = 16
 
     def __str__(self) -> str:
-        extras = [f"window{self.window}"] * bool(self.window) + ["softcap"] * bool(self.softcap) + ["sinks"] * self.sinks
+        extras = (
+            [f"window{self.window}"] * bool(self.window) + ["softcap"] * bool(self.softcap) + ["sinks"] * self.sinks
+        )
         return "-".join([f"H{self.head_dim}", f"G{self.group}", f"K{self.k_bits}V{self.v_bits}", *extras])
 
     def options(self) -> dict[str, Any]:

@@ -56,9 +56,7 @@ def test_prefill(case):
 def test_public_functions_take_the_interpreter():
     case = Case(32, 1, 8, 8)
     q, pages, tables, lengths, wanted = decode_problem(case, jnp.bfloat16)
-    found = paged_decode_attention(
-        q, pages, jnp.int32(1), tables, lengths, scale=32**-0.5, implementation="interpret"
-    )
+    found = paged_decode_attention(q, pages, jnp.int32(1), tables, lengths, scale=32**-0.5, implementation="interpret")
     assert relative_error(found, wanted) < TOLERANCE
     q, pages, tables, starts, histories, wanted = prefill_problem(case, jnp.bfloat16)
     found = paged_prefill_attention(

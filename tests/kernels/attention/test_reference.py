@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.paged_attention import paged_decode_attention, paged_prefill_attention
+from pallas_kernels.paged_attention import paged_decode_attention, paged_prefill_attention, scratch
 from tests.kernels.attention.cases import CASES, LENGTHS, Case, decode_problem, prefill_problem
 from tests.kernels.attention.oracle import expected, random_pages, random_queries, relative_error
 
@@ -49,6 +49,16 @@ def test_a_row_does_not_depend_on_its_batch(case):
     for row in range(len(LENGTHS)):
         alone = decode(jnp.where(jnp.arange(len(LENGTHS)) == row, lengths, 0))
         np.testing.assert_array_equal(whole[row], alone[row])
+
+
+@pytest.mark.parametrize("case", [CASES[1], CASES[3]], ids=str)
+def test_a_dequantised_copy_of_the_pages_gives_the_same(case):
+    q, pages, tables, starts, histories, wanted = prefill_problem(case, jnp.float32)
+    assert scratch.pays(128, pages, tables)
+    assert not scratch.pays(32, pages, tables)
+    copy, in_order = scratch.dequantised_pages(pages, jnp.int32(1), tables)
+    found = paged_prefill_attention(q, copy, jnp.int32(0), in_order, starts, histories, **case.options())
+    assert relative_error(found, wanted) < 1e-3  # float16 keys and values
 
 
 def test_equal_keys_give_the_mean_of_the_values():

@@ -26,7 +26,9 @@ def test_write(k_bits, v_bits, head_dim):
             np.testing.assert_array_equal(got, want)
             continue
         # Divisions round differently, so a code at the middle between two may fall to either side.
-        codes = [np.stack([(x >> (bits * j)) & (2**bits - 1) for j in range(16 // bits)]).astype(int) for x in (got, want)]
+        codes = [
+            np.stack([(x >> (bits * j)) & (2**bits - 1) for j in range(16 // bits)]).astype(int) for x in (got, want)
+        ]
         assert np.abs(codes[0] - codes[1]).max() <= 1
         assert (codes[0] != codes[1]).mean() < 1e-3
         params = [np.asarray(getattr(x, name + "_params"), np.float32) for x in (found, wanted)]
