@@ -182,7 +182,8 @@ def print_rows(rows: list[dict], limit: int | None = None) -> None:
         if limit is None or shown[key] <= limit:
             cut = " ".join(str(v) for v in (r.get("config") or {}).values())
             print(f"{r['op']:8}{r['case']:8} K{r['k_bits']:<3}V{r['v_bits']:<3}{r['time_us']:10.1f} us"
-                  f"{r['floor_us']:9.1f} floor {r['share']:6.3f}  other {r['other_us']:5.1f}  {cut}", flush=True)  # fmt: skip
+                  f"{r['floor_us']:9.1f} floor {r['share']:6.3f}  other {r['other_us']:5.1f}  {cut}",
+                  flush=True)  # fmt: skip
 
 
 def decode_candidates(case: str) -> list[DecodeConfig]:

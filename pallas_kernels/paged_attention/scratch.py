@@ -26,7 +26,8 @@ def dequantised_pages(pages: KVPages, layer: jax.Array, tables: jax.Array) -> tu
     def side(stored: jax.Array, params: jax.Array, bits: int) -> jax.Array:
         return dequantise(stored[layer, flat], params[layer, flat], bits).astype(jnp.float16)[None]
 
-    assert pages.k_params is not None and pages.v_params is not None  # see `pays`
+    assert pages.k_params is not None, "see `pays`"
+    assert pages.v_params is not None, "see `pays`"
     flat = tables.reshape(-1)
     k, v = side(pages.k, pages.k_params, pages.k_bits), side(pages.v, pages.v_params, pages.v_bits)
     in_order = jnp.arange(tables.size, dtype=jnp.int32).reshape(tables.shape)
