@@ -1,4 +1,4 @@
-"""Speed of the default model on this machine's CPU, through the engine as users run it; torch beside it where installed.
+"""Speed of the default model on this machine's CPU, as users run it; torch beside it where installed.
 
     python scripts/bench_cpu.py [--runs 3] [--output benchmarks/results/cpu.json]
 
