@@ -31,6 +31,10 @@ def gguf_tokenizer(path: Path) -> Any:
     kind = meta.get("tokenizer.ggml.model")
     if kind not in ("gpt2", "llama"):
         raise TokenizerError(f"{path}: tokenizer.ggml.model is {kind!r}; supported: 'gpt2', 'llama'")
+    if not isinstance(meta.get("tokenizer.ggml.tokens"), list):
+        raise TokenizerError(
+            f"{path}: tokenizer.ggml.tokens is missing or is no list of texts; convert the model again"
+        )
     tokens: list[str] = list(meta["tokenizer.ggml.tokens"])
     kinds = [int(k) for k in meta.get("tokenizer.ggml.token_type", [1] * len(tokens))]
     inner = byte_level_bpe(path, meta, tokens) if kind == "gpt2" else sentencepiece(path, meta, tokens, kinds)
@@ -122,10 +126,14 @@ def add_special_tokens(inner: Any, tokens: list[str], kinds: list[int]) -> None:
 
 
 def add_start_token(inner: Any, meta: dict[str, Any], bos: str | None, kind: str) -> None:
-    """Puts the start token in front of every text, where the file asks for it (SentencePiece models do by default)."""
+    """Puts the start token in front of every text, where the file asks for it.
+
+    Without the key, SentencePiece models and Llama 3 want one, as llama.cpp decides it.
+    """
     from tokenizers import processors
 
-    if bos is not None and meta.get("tokenizer.ggml.add_bos_token", kind == "llama"):
+    wanted = kind == "llama" or meta.get("tokenizer.ggml.pre") == "llama-bpe"
+    if bos is not None and meta.get("tokenizer.ggml.add_bos_token", wanted):
         bos_id = int(meta["tokenizer.ggml.bos_token_id"])
         inner.post_processor = processors.TemplateProcessing(
             single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=[(bos, bos_id)]

@@ -34,7 +34,7 @@ REPO_FILES = ("*.safetensors", "*.json", "*.model", "*.jinja", "tokenizer*", "*.
 def cache_dir() -> Path:
     """The user's cache folder: $TURBOJAX_CACHE, $XDG_CACHE_HOME/turbojax or ~/.cache/turbojax."""
     if own := os.environ.get("TURBOJAX_CACHE"):
-        return Path(own)
+        return Path(own).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "turbojax"
 
 
@@ -61,10 +61,17 @@ def resolve_model(model: str | Path | None) -> Path:
 def fetch_repo(repo_id: str) -> Path:
     """The local snapshot of a Hugging Face repo: weights, configs and tokenizer."""
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+    from huggingface_hub.errors import (
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
 
     try:
         return Path(snapshot_download(repo_id, allow_patterns=list(REPO_FILES)))
+    except HFValidationError as error:
+        raise ModelNotFoundError(f"{repo_id}: is no valid Hugging Face repo id: {error}") from error
     except RepositoryNotFoundError as error:
         raise ModelNotFoundError(
             f"{repo_id}: there is no such repo on the Hugging Face hub, or it needs a login"

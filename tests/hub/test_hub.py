@@ -95,7 +95,9 @@ def test_paths_are_used_as_they_are(tmp_path):
     assert hub.resolve_model(str(tmp_path)) == tmp_path
 
 
-@pytest.mark.parametrize("model", ["missing.gguf", "no/such/folder/here", "nothing", Path("missing/model")])
+@pytest.mark.parametrize(
+    "model", ["missing.gguf", "no--such/..repo--nothing", "no/such/folder/here", "nothing", Path("missing/model")]
+)
 def test_what_is_neither_path_nor_repo_id_is_refused(model):
     with pytest.raises(ModelNotFoundError, match=r"missing|no/such|nothing"):
         hub.resolve_model(model)

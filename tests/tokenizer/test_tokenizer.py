@@ -88,6 +88,17 @@ def test_pre_tokenizers_split_digits_as_their_models_do(tmp_path, pre, text, pie
     assert tokenizer.encode(text, add_special_tokens=False) == [tokens.index(p) for p in pieces]
 
 
+def test_llama3_texts_start_with_the_start_token(tmp_path):
+    """Llama 3 files leave tokenizer.ggml.add_bos_token out, and want it."""
+    tokenizer = load_tokenizer(write(tmp_path / "t.gguf", ["<s>", "<unk>", "a"], pre="llama-bpe", kinds=[3, 3, 1]))
+    assert tokenizer.encode("a") == [0, 2]
+
+
+def test_a_file_without_tokens_is_refused(tmp_path):
+    with pytest.raises(TokenizerError, match="tokens is missing"):
+        load_tokenizer(write(tmp_path / "t.gguf", []))
+
+
 def test_sentencepiece_merges_by_score_and_falls_back_to_bytes(tmp_path):
     tokens = ["<s>", "<unk>", "<0xC3>", "<0xA9>", "▁", "a", "b", "ab", "▁a", "▁ab"]
     kinds, scores = [3, 2, 6, 6, 1, 1, 1, 1, 1, 1], [0.0] * 4 + [-9.0, -8.0, -7.0, -1.0, -2.0, -3.0]
