@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import queue
 import secrets
+import weakref
 from collections.abc import AsyncIterator, Callable, Generator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -49,6 +50,8 @@ class Pipeline:
         self._vocab_size, self._eos_ids = vocab_size, tuple(eos_ids)
         self._request_ids = itertools.count()
         self._loop = EngineLoop(scheduler, runner)
+        # The engine's thread would keep the weights of a pipeline that was dropped without being closed.
+        self._finalizer = weakref.finalize(self, self._loop.close)
 
     @property
     def tokenizer(self) -> Tokenizer | None:
@@ -120,8 +123,7 @@ class Pipeline:
         event_loop, outbox = asyncio.get_running_loop(), asyncio.Queue[Response]()
 
         def deliver(piece: Response) -> None:
-            if not event_loop.is_closed():
-                event_loop.call_soon_threadsafe(outbox.put_nowait, piece)
+            event_loop.call_soon_threadsafe(outbox.put_nowait, piece)
 
         requests = self._requests(prompts, gen_config, do_preprocess, deliver)
         unfinished = dict(enumerate(requests))
@@ -187,7 +189,7 @@ class Pipeline:
 
     def close(self) -> None:
         """Ends what runs (with an error) and stops the engine; a second call does nothing."""
-        self._loop.close()
+        self._finalizer()
 
     def __enter__(self) -> Pipeline:
         return self

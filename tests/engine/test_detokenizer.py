@@ -1,7 +1,7 @@
 """Streaming text equals the text of the whole sequence, whatever the pieces."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from turbojax.engine.detokenizer import Detokenizer, StopWords
@@ -24,11 +24,35 @@ def test_pieces_concatenate_to_the_whole(text, data):
     assert "".join(out) + detokenizer.flush() == text
 
 
-@given(st.lists(st.integers(0, 255), max_size=40))
-def test_broken_bytes_come_out_as_the_decoder_shows_them(ids):
+# Bytes that start, continue and break characters of three and four bytes.
+broken = st.lists(st.sampled_from(list(b"A\x80\xe4\xbd\xa0\xf0\x9f\x98")) | st.integers(0, 255), max_size=40)
+
+
+@given(broken)
+@example(list(b"\xa0" * 8 + b"\xe4\xbd\xa0"))  # a character behind more broken bytes than are held back
+def test_broken_bytes_come_out_exactly_as_the_decoder_shows_them(ids):
     detokenizer = Detokenizer(decode)
-    text = "".join(detokenizer.push([i]) for i in ids) + detokenizer.flush()
-    assert text.replace("\ufffd", "") == decode(ids).replace("\ufffd", "")
+    assert "".join(detokenizer.push([i]) for i in ids) + detokenizer.flush() == decode(ids)
+
+
+def test_skipped_tokens_and_broken_bytes_do_not_grow_the_window():
+    lengths = []
+
+    def spy(token_ids):
+        lengths.append(len(token_ids))
+        return decode([i for i in token_ids if i != 0])
+
+    for ids in ([65] + [0] * 500, [0] * 500, [0x80] * 500):
+        Detokenizer(spy).push(ids)
+    assert max(lengths) <= 12
+
+
+def test_a_space_that_the_decoder_strips_at_the_start_stays_inside():
+    def strip_first(token_ids):
+        return decode(token_ids).removeprefix(" ")
+
+    detokenizer = Detokenizer(strip_first)
+    assert "".join(detokenizer.push([i]) for i in b"  a b") == " a b"
 
 
 def test_the_window_stays_short():

@@ -1,6 +1,7 @@
 """The Python API on an engine without a device: prompts in all forms, threads, asyncio, cancelling, failing."""
 
 import asyncio
+import gc
 import threading
 import time
 
@@ -11,6 +12,7 @@ from tests.engine.fake import VOCAB, FakeRunner, continuation
 from turbojax.api import Pipeline
 from turbojax.configs import MAX_STOP_IDS, EngineConfig, GenerationConfig
 from turbojax.engine.block_pool import BlockPool
+from turbojax.engine.plan import StepResult
 from turbojax.engine.scheduler import Scheduler, SchedulerConfig
 from turbojax.errors import (
     ConfigError,
@@ -225,6 +227,38 @@ def test_a_failing_device_ends_requests_with_its_error():
         assert all("device lost" in p.error for p in last)
         pipe._loop._runner.fails = False
         assert pipe([2, 3], GEN).token_ids == expected([2, 3], 12), "the engine goes on"
+
+
+def test_a_listener_that_is_gone_ends_its_request_alone(pipe):
+    def gone(piece):
+        raise RuntimeError("Event loop is closed")
+
+    long = GenerationConfig(max_new_tokens=90, ignore_eos=True)
+    (request,) = pipe._requests([1, 2], long, True, gone)
+    pipe._loop.submit(request)
+    assert pipe([2, 3], GEN).token_ids == expected([2, 3], 12), "the engine goes on"
+    assert wait_until_idle(pipe)
+    assert len(request.generated_ids) < 90
+
+
+def test_a_step_that_yields_too_few_tokens_fails_its_requests_instead_of_hanging_them(pipe):
+    fetch = pipe._loop._runner.fetch
+    pipe._loop._runner.fetch = lambda handle: StepResult(fetch(handle).step_id, {})
+    responses = pipe([[1, 2], [3, 4]], GEN)
+    assert [r.finish_reason for r in responses] == ["error", "error"]
+    assert "fewer tokens than planned" in responses[0].error
+    pipe._loop._runner.fetch = fetch
+    assert pipe([2, 3], GEN).token_ids == expected([2, 3], 12), "the engine goes on"
+
+
+def test_a_pipeline_that_is_dropped_stops_its_thread():
+    pipe = make()
+    thread = pipe._loop._thread
+    assert pipe([2, 3], GEN).finish_reason
+    del pipe
+    gc.collect()
+    thread.join(timeout=10)
+    assert not thread.is_alive()
 
 
 def test_a_decoder_that_fails_ends_its_request_alone():

@@ -8,41 +8,62 @@ Decode = Callable[[Sequence[int]], str]
 
 # A decoder writes this for bytes that are no character (yet).
 REPLACEMENT = "\ufffd"
-# A UTF-8 character has at most 4 bytes: behind this many undecodable tokens no character will come.
-MAX_PENDING_TOKENS = 8
+# Tokens that may wait for the rest of a character: it has 4 bytes at most, and a token has one at least.
+MAX_PENDING_TOKENS = 4
 
 
 class Detokenizer:
     """Decodes a growing sequence through a short window: a token adds decode(window + token) minus decode(window).
 
-    The window keeps the tokens of the last emitted piece, since decoders treat a sequence's first token apart.
+    The window keeps the tokens of the last emitted piece, since decoders treat a sequence's first token apart. For a
+    decoder of bytes all pieces together are exactly decode(all tokens), broken bytes included.
     """
 
     def __init__(self, decode: Decode) -> None:
         self._decode = decode
         self._window: list[int] = []  # tokens whose text is out, then those whose text is not
         self._num_out = 0
+        self._text_out = ""  # decode(window[:num_out])
 
     def push(self, token_ids: Sequence[int]) -> str:
         """The text that these tokens complete."""
         text = ""
         for token in token_ids:
             self._window.append(token)
-            text += self._advance(final=len(self._window) - self._num_out > MAX_PENDING_TOKENS)
+            text += self._advance()
         return text
 
     def flush(self) -> str:
         """The text of tokens that were held back: bytes that are no character show as the replacement character."""
-        return self._advance(final=True)
+        return self._emit(len(self._window), self._decode(self._window))
 
-    def _advance(self, final: bool) -> str:
-        before = self._decode(self._window[: self._num_out])
-        after = self._decode(self._window)
-        if len(after) <= len(before) or (after.endswith(REPLACEMENT) and not final):
+    def _advance(self) -> str:
+        text = self._decode(self._window)
+        num_pending = len(self._window) - self._num_out
+        if text == self._text_out:
+            # A skipped special token. At the very start it may also be a space that the decoder strips: keep a few.
+            if self._text_out or num_pending > MAX_PENDING_TOKENS:
+                self._window.pop()
             return ""
-        self._window = self._window[self._num_out :]
-        self._num_out = len(self._window)
-        return after[len(before) :]
+        if not text.endswith(REPLACEMENT):
+            return self._emit(len(self._window), text)
+        return self._emit_broken(text) if num_pending > MAX_PENDING_TOKENS else ""
+
+    def _emit_broken(self, text: str) -> str:
+        """Bytes that no character will come of, up to the last token border that cuts none apart."""
+        for cut in range(len(self._window) - 1, max(self._num_out, len(self._window) - MAX_PENDING_TOKENS - 1), -1):
+            head = self._decode(self._window[:cut])
+            if head + self._decode(self._window[cut:]) == text:
+                return self._emit(cut, head)
+        return ""
+
+    def _emit(self, cut: int, text: str) -> str:
+        """Moves the window on: tokens before `cut`, whose text this is, are out."""
+        piece = text[len(self._text_out) :]
+        if cut > self._num_out:
+            self._window, self._num_out = self._window[self._num_out :], cut - self._num_out
+            self._text_out = self._decode(self._window[: self._num_out])
+        return piece
 
 
 class StopWords:

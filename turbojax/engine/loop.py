@@ -83,12 +83,21 @@ class EngineLoop:
             if self._in_flight is not None:
                 before, before_handle = self._in_flight
                 self._scheduler.commit(before, self._runner.fetch(before_handle))
+            elif plan.is_empty and not self._scheduler.is_idle:
+                raise RuntimeError(self._stall())
             self._in_flight = None if plan.is_empty else (plan, handle)
         except Exception as error:  # whatever a step raises must reach the requests it held, not hang them
             self._in_flight = None
             failure = EngineFailedError(f"a step failed: {type(error).__name__}: {error}")
             failure.__cause__ = error
             self._scheduler.fail_in_flight(failure)
+
+    def _stall(self) -> str:
+        """Why requests that can neither run nor end are given up instead of being planned for ever."""
+        running, waiting = len(self._scheduler.running), len(self._scheduler.waiting)
+        return (
+            f"nothing can run, though {running} requests run and {waiting} wait: a step gave fewer tokens than planned"
+        )
 
     def _end_all(self, error: Exception) -> None:
         waiting = list(self._scheduler.waiting)

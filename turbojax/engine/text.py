@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -9,6 +10,8 @@ from turbojax.engine.detokenizer import Detokenizer, StopWords
 from turbojax.engine.request import Progress
 
 Decode = Callable[[Sequence[int]], str]
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -57,15 +60,15 @@ class TextSink:
         self._num_tokens = 0
 
     def __call__(self, progress: Progress) -> bool:
-        """Delivers the piece; True if a stop word ended the text, so that the request must end too."""
+        """Delivers the piece; True if a stop word ended the text or nobody listens: the request must end too."""
         try:
             text, token_ids, stopped = self._advance(progress)
         except Exception as error:  # a decoder's failure ends this request, not the engine's thread
             self._send("", [], "error", f"{type(error).__name__}: {error}")
             return True
         reason = "stop" if stopped else progress.finish_reason
-        self._send(text, token_ids, reason, None if progress.error is None else str(progress.error))
-        return stopped
+        heard = self._send(text, token_ids, reason, None if progress.error is None else str(progress.error))
+        return stopped or not heard
 
     def _advance(self, progress: Progress) -> tuple[str, list[int], bool]:
         """The text and tokens of a piece, and whether it ran into a stop word; tokens behind one are dropped."""
@@ -85,5 +88,12 @@ class TextSink:
             return text + self._stop_words.flush(), taken, stopped
         return text, taken, False
 
-    def _send(self, text: str, token_ids: list[int], reason: str | None, error: str | None) -> None:
-        self._deliver(Response(text, token_ids, reason, self._num_input_tokens, self._num_tokens, error, self._index))
+    def _send(self, text: str, token_ids: list[int], reason: str | None, error: str | None) -> bool:
+        """Whether the piece was taken: a listener that is gone (a closed event loop) must not take the engine along."""
+        piece = Response(text, token_ids, reason, self._num_input_tokens, self._num_tokens, error, self._index)
+        try:
+            self._deliver(piece)
+        except Exception as gone:
+            log.warning("prompt %d ends, its listener is gone: %s: %s", self._index, type(gone).__name__, gone)
+            return False
+        return True
