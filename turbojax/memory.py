@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import jax
 
+from pallas_kernels.kv_cache import bytes_per_token
 from turbojax.errors import OutOfMemoryError
-from turbojax.models.spec import ModelSpec
+from turbojax.models.spec import LayerSpec, ModelSpec
 
 # A CPU shares its memory with everything else: without an explicit number of pages the pool takes at most this.
 CPU_POOL_LIMIT_BYTES = 1 << 30
@@ -53,15 +54,12 @@ def kv_page_bytes(spec: ModelSpec, page_len: int) -> int:
     """Bytes of a page over all layers: a token and kv head takes H * bits / 8, plus 4 for its scale and offset."""
     itemsize = jax.numpy.dtype(spec.dtype).itemsize
 
-    def side(bits: int, head_dim: int) -> int:
-        return head_dim * itemsize if bits == 16 else head_dim * bits // 8 + 4
+    def layer_bytes(layer: LayerSpec) -> int:
+        return bytes_per_token(
+            layer.num_kv_heads, layer.head_dim, k_bits=layer.k_bits, v_bits=layer.v_bits, itemsize=itemsize
+        )
 
-    per_token = sum(
-        s.num_layers
-        * s.layer.num_kv_heads
-        * (side(s.layer.k_bits, s.layer.head_dim) + side(s.layer.v_bits, s.layer.head_dim))
-        for s in spec.segments
-    )
+    per_token = sum(segment.num_layers * layer_bytes(segment.layer) for segment in spec.segments)
     return per_token * page_len
 
 

@@ -6,10 +6,5 @@ from turbojax.models.model import load_model
 
 
 @pytest.fixture(scope="session")
-def smol(request):
-    import os
-
-    if p := os.environ.get("SMOL_TMP"):
-        return load_model(p, dtype="float32")
-    smollm2 = request.getfixturevalue("smollm2")
+def smol(smollm2):
     return load_model(smollm2, dtype="float32")
