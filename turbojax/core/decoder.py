@@ -13,9 +13,9 @@ from pallas_kernels.kv_cache import KVPages, write_kv
 from pallas_kernels.paged_attention import paged_decode_attention, paged_prefill_attention
 from turbojax.core.linear import at_layer, embed, linear
 from turbojax.core.state import KVPool
-from turbojax.core.weights import LayerWeights, Linear, Weights
+from turbojax.core.weights import LayerWeights, Weights
 from turbojax.models.rope import apply_rope, rope_angles
-from turbojax.models.spec import LayerSpec, LinearSpec, ModelSpec, SegmentSpec
+from turbojax.models.spec import LayerSpec, ModelSpec, SegmentSpec
 
 
 @struct.dataclass
@@ -171,19 +171,11 @@ def forward(weights: Weights, pool: KVPool, rows: Rows) -> tuple[KVPool, jax.Arr
     return KVPool(tuple(pages_out)), x
 
 
-def head_of(weights: Weights) -> tuple[Linear, LinearSpec]:
-    """The output projection and its spec: the embedding's where they are tied."""
-    spec = weights.spec
-    if weights.head is None or spec.head is None:
-        return weights.embedding, spec.embedding
-    return weights.head, spec.head
-
-
 def logits_of(weights: Weights, hidden: jax.Array) -> jax.Array:
     """float32 logits [M, V] of hidden states [M, D] (before the final norm)."""
     spec = weights.spec
     x = rms_norm(hidden, weights.final_norm[0], spec)
-    head, _ = head_of(weights)
+    head = weights.embedding if weights.head is None else weights.head  # tied: the embedding's
     logits = linear(x, head, jnp.int32(0), out_dtype=jnp.dtype(jnp.float32))[:, : spec.vocab_size]
     if spec.logit_softcap is not None:
         logits = spec.logit_softcap * jnp.tanh(logits / spec.logit_softcap)

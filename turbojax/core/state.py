@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import struct
 
 from pallas_kernels.kv_cache import KVPages, empty_pages
@@ -186,8 +185,3 @@ def join(state: EngineState, joins: Joins) -> EngineState:
             sampler=jax.tree.map(put, slots.sampler, joins.sampler),
         ),
     )
-
-
-def state_bytes(state: EngineState) -> int:
-    """Bytes of all arrays of a state (abstract ones too)."""
-    return sum(int(np.prod(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
