@@ -79,7 +79,10 @@ class GgufFile:
         for _ in range(num_keys):
             key = cursor.string()
             self.metadata[key] = cursor.value(cursor.integer("<I"))
-        if int(self.metadata.get("split.count", 1)) > 1:
+        num_parts = self.metadata.get("split.count", 1)
+        if type(num_parts) is not int:
+            raise CorruptFileError(path, f"split.count is {num_parts!r}", hint=_REDOWNLOAD)
+        if num_parts > 1:
             hint = "merge the parts first: llama-gguf-split --merge"
             raise UnsupportedFormatError(path, "is one part of a split GGUF", hint=hint)
         entries = [_entry(cursor) for _ in range(num_tensors)]

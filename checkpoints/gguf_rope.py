@@ -48,6 +48,8 @@ def _scaling(meta: Metadata, theta: float) -> dict[str, Any] | None:
 
 def _yarn(meta: Metadata) -> dict[str, Any]:
     factor = float(meta.number("rope.scaling.factor"))
+    if factor <= 0:
+        raise ConfigError(meta.file.path, f"yarn's rope.scaling.factor is {factor}", hint="convert the model again")
     scaling: dict[str, Any] = {
         "rope_type": "yarn",
         "factor": factor,

@@ -57,7 +57,8 @@ def restore_native(path: Path, abstract_tree: Any) -> Any:
 
     Args:
         path: the folder.
-        abstract_tree: the tree as jax.ShapeDtypeStruct leaves; those with a sharding are restored into it.
+        abstract_tree: the tree as jax.ShapeDtypeStruct leaves; those with a sharding are restored into it. An array
+            that was saved in another dtype is cast.
 
     Raises:
         CorruptFileError: the files do not hold this tree.

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from turbojax.buckets import Buckets
 from turbojax.configs import MAX_STOP_IDS, EngineConfig
 from turbojax.core.state import init_state
 from turbojax.engine.block_pool import BlockPool
 from turbojax.engine.scheduler import Scheduler, SchedulerConfig
+from turbojax.errors import ConfigError
 from turbojax.memory import MemoryPlan, plan_memory
 from turbojax.models.model import Model, load_model
+from turbojax.models.native import is_native, load_native_model, with_kv_bits
 from turbojax.progress import progress
 from turbojax.runner import JaxRunner
 
@@ -35,7 +37,7 @@ class EngineParts:
 @contextmanager
 def progress_bar(title: str, total: int) -> Iterator[Any]:
     """A bar on standard error while something long runs; nothing where that is no terminal."""
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn()
     with progress(*columns) as bar:
         task = bar.add_task(title, total=total)
         yield lambda count: bar.advance(task, count)
@@ -53,8 +55,7 @@ def assemble(path: Path, config: EngineConfig) -> EngineParts:
         OutOfMemoryError: the pool does not fit.
     """
     with progress_bar(f"loading {path.name}", total=1) as advance:
-        model = load_model(path, dtype=config.dtype, kv_bits=config.kv_bits)
-        advance(1)
+        model = open_model(path, config, advance)
     session_len = min(config.session_len or model.spec.max_len, model.spec.max_len)
     memory = plan_memory(
         model.spec,
@@ -71,6 +72,22 @@ def assemble(path: Path, config: EngineConfig) -> EngineParts:
     )  # fmt: skip
     scheduler = Scheduler(limits, BlockPool(memory.num_pages, memory.page_len))
     return EngineParts(model, runner, scheduler, memory)
+
+
+def open_model(path: Path, config: EngineConfig, advance: Callable[[float], None]) -> Model:
+    """A checkpoint of any kind as a model; `advance` hears the shares of it that are loaded.
+
+    Raises:
+        ConfigError: a native checkpoint was saved for another dtype.
+    """
+    if not is_native(path):
+        return load_model(path, dtype=config.dtype, kv_bits=config.kv_bits, progress=advance)
+    model = load_native_model(path)
+    advance(1)
+    if config.dtype not in ("auto", model.spec.dtype):
+        accepted = f"auto or {model.spec.dtype}, which {path.name} was saved for"
+        raise ConfigError("EngineConfig", "dtype", config.dtype, accepted)
+    return with_kv_bits(model, config.kv_bits)
 
 
 def make_runner(model: Model, config: EngineConfig, memory: MemoryPlan, session_len: int) -> JaxRunner:

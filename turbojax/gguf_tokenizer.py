@@ -40,7 +40,7 @@ def gguf_tokenizer(path: Path) -> Any:
     inner = byte_level_bpe(path, meta, tokens) if kind == "gpt2" else sentencepiece(path, meta, tokens, kinds)
     add_special_tokens(inner, tokens, kinds)
     bos, eos, pad, unk = (special(meta, tokens, name) for name in ("bos", "eos", "padding", "unknown"))
-    add_start_token(inner, meta, bos, kind)
+    add_end_tokens(inner, meta, bos, eos, kind)
     return PreTrainedTokenizerFast(
         tokenizer_object=inner, bos_token=bos, eos_token=eos, pad_token=pad, unk_token=unk,
         chat_template=meta.get("tokenizer.chat_template"), clean_up_tokenization_spaces=False,
@@ -75,9 +75,11 @@ def byte_level_bpe(path: Path, meta: dict[str, Any], tokens: list[str]) -> Any:
         raise TokenizerError(f"{path}: tokenizer.ggml.pre is {name!r}; supported: {', '.join(sorted(splitters))}")
     merges = [tuple(m.split(" ", 1)) for m in meta.get("tokenizer.ggml.merges", ())]
     # Llama 3 takes whole words that are tokens without merging them up.
-    bpe = models.BPE(
-        vocab={token: i for i, token in enumerate(tokens)}, merges=merges, ignore_merges=name == "llama-bpe"
-    )
+    vocab = {token: i for i, token in enumerate(tokens)}
+    try:
+        bpe = models.BPE(vocab=vocab, merges=merges, ignore_merges=name == "llama-bpe")
+    except Exception as error:  # the package raises plain Exception for a merge that names no token
+        raise TokenizerError(f"{path}: tokenizer.ggml.merges: {error}; convert the model again") from error
     inner = Tokenizer(bpe)
     inner.pre_tokenizer = pre_tokenizers.Sequence(splitters[name]())
     inner.decoder = decoders.ByteLevel()
@@ -125,16 +127,20 @@ def add_special_tokens(inner: Any, tokens: list[str], kinds: list[int]) -> None:
     inner.add_tokens([AddedToken(t, normalized=False) for t, k in zip(tokens, kinds, strict=True) if k == USER_DEFINED])
 
 
-def add_start_token(inner: Any, meta: dict[str, Any], bos: str | None, kind: str) -> None:
-    """Puts the start token in front of every text, where the file asks for it.
+def add_end_tokens(inner: Any, meta: dict[str, Any], bos: str | None, eos: str | None, kind: str) -> None:
+    """Puts the start token in front of every text and the end token behind it, where the file asks for them.
 
-    Without the key, SentencePiece models and Llama 3 want one, as llama.cpp decides it.
+    Without the key, SentencePiece models and Llama 3 want a start token, as llama.cpp decides it.
     """
     from tokenizers import processors
 
-    wanted = kind == "llama" or meta.get("tokenizer.ggml.pre") == "llama-bpe"
-    if bos is not None and meta.get("tokenizer.ggml.add_bos_token", wanted):
-        bos_id = int(meta["tokenizer.ggml.bos_token_id"])
+    starts = kind == "llama" or meta.get("tokenizer.ggml.pre") == "llama-bpe"
+    first = bos if meta.get("tokenizer.ggml.add_bos_token", starts) else None
+    last = eos if meta.get("tokenizer.ggml.add_eos_token", False) else None
+    around = [(token, int(meta[f"tokenizer.ggml.{name}_token_id"])) for token, name in ((first, "bos"), (last, "eos"))
+              if token is not None]  # fmt: skip
+    if around:
+        frame = lambda text: " ".join(part for part in (first, text, last) if part is not None)  # noqa: E731
         inner.post_processor = processors.TemplateProcessing(
-            single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=[(bos, bos_id)]
+            single=frame("$A"), pair=f"{frame('$A')} {frame('$B')}", special_tokens=list(dict.fromkeys(around))
         )

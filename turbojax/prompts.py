@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from turbojax.errors import InvalidPromptError, MissingTokenizerError
+from turbojax.errors import EmptyPromptError, InvalidPromptError, MissingTokenizerError
 
 if TYPE_CHECKING:
     from turbojax.tokenizer import Tokenizer
@@ -61,9 +61,12 @@ def encode(
         do_preprocess: a text becomes the user's message of a chat, where the model has a chat template.
 
     Raises:
+        EmptyPromptError: an empty text, even where the tokenizer would put a start token in front of it.
         MissingTokenizerError: text without a tokenizer.
         InvalidPromptError: token ids out of range, or messages that are none.
     """
+    if isinstance(prompt, str) and not prompt:
+        raise EmptyPromptError(f"{name}: the prompt is empty")
     if isinstance(prompt, str) or (len(prompt) and isinstance(prompt[0], Mapping)):
         if tokenizer is None:
             raise MissingTokenizerError(f"{name}: the model has no tokenizer; give a list of token ids")
@@ -83,6 +86,6 @@ def encode_text(prompt: str | Sequence[Message], tokenizer: Tokenizer, do_prepro
     """Token ids of a text or of chat messages."""
     if not isinstance(prompt, str):
         return tokenizer.apply_chat_template(prompt)
-    if prompt and do_preprocess and tokenizer.has_chat_template:
+    if do_preprocess and tokenizer.has_chat_template:
         return tokenizer.apply_chat_template([{"role": "user", "content": prompt}])
     return tokenizer.encode(prompt)

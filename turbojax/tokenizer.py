@@ -44,6 +44,10 @@ class Tokenizer:
             token_ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
         )
 
+    def save(self, folder: Path) -> None:
+        """Writes tokenizer and chat template as Hugging Face files, which `load_tokenizer` reads."""
+        self._inner.save_pretrained(folder)
+
     def apply_chat_template(
         self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
     ) -> list[int]:

@@ -150,3 +150,18 @@ def test_a_damaged_header_gives_a_typed_error_or_reads(whole, tmp_path, at, valu
     except CheckpointError as error:
         message = str(error)
     assert path.name in message
+
+
+@pytest.mark.parametrize(
+    ("extra", "says"),
+    [
+        ([("add_string", "split.count", "two")], "split.count is 'two'"),
+        ([("add_rope_scaling_type", gguf.RopeScalingType.YARN), ("add_rope_scaling_factor", 0.0),
+          ("add_rope_scaling_orig_ctx_len", 32)], "factor is 0.0"),
+    ],
+    ids=["split count", "yarn factor"],
+)  # fmt: skip
+def test_keys_of_a_wrong_kind_or_value_are_named(tmp_path, extra, says):
+    tensors = {"token_embd.weight": (np.zeros((32, D), np.float32), KINDS.F32)}
+    with pytest.raises(CheckpointError, match=rf"m\.gguf.*{says}"):
+        open_checkpoint(write(tmp_path / "m.gguf", tensors, extra=extra))

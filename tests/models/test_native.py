@@ -6,9 +6,12 @@ import pytest
 
 from checkpoints import CheckpointFileError, ConfigError
 from checkpoints.native import is_native
+from turbojax import EngineConfig, GenerationConfig, pipeline
+from turbojax.errors import ConfigError as EngineConfigError
+from turbojax.errors import ModelConfigError
 from turbojax.models.abstract import abstract_weights
 from turbojax.models.model import load_model
-from turbojax.models.native import load_native_model, save_model
+from turbojax.models.native import load_native_model, save_model, with_kv_bits
 
 CASES = ["llama_plain", "qwen2_bias_tied", "qwen3_qknorm", "gemma2_softcap", "phi3_fused"]
 
@@ -59,3 +62,30 @@ def test_an_existing_folder_and_a_foreign_one_are_refused(goldens, tmp_path):
         save_model(model, tmp_path / "native")
     with pytest.raises(ConfigError, match="is no native checkpoint"):
         load_native_model(goldens / "llama_plain")
+
+
+def test_the_engine_opens_a_native_checkpoint(goldens, tmp_path):
+    """The same answer as from the checkpoint it came from, with a KV precision of the run's own."""
+    save_model(load_model(goldens / "llama_plain"), tmp_path / "native")
+    config, gen = EngineConfig(quant_policy=8, max_batch_size=1, session_len=64), GenerationConfig(max_new_tokens=8)
+    answers = []
+    for path in (goldens / "llama_plain", tmp_path / "native"):
+        with pipeline(path, config) as pipe:
+            answers.append(pipe([5, 6, 7], gen).token_ids)
+    assert answers[0] == answers[1]
+    with pytest.raises(EngineConfigError, match="bfloat16"):
+        pipeline(tmp_path / "native", EngineConfig(dtype="bfloat16"))
+
+
+def test_a_stack_has_one_kv_precision(goldens):
+    model = load_model(goldens / "llama_plain")
+    assert with_kv_bits(model, lambda layer: (8, 4)).spec == load_model(goldens / "llama_plain", kv_bits=(8, 4)).spec
+    with pytest.raises(ModelConfigError, match="layers 0 to"):
+        with_kv_bits(model, lambda layer: (16, 16) if layer else (8, 8))
+
+
+def test_loading_reports_all_of_its_bytes(goldens):
+    shares = []
+    load_model(goldens / "gemma2_softcap", progress=shares.append)
+    assert len(shares) > 10
+    assert sum(shares) == pytest.approx(1)

@@ -185,7 +185,7 @@ def test_asyncio_twin(pipe):
 @pytest.mark.parametrize(
     ("prompt", "error", "match"),
     [
-        ("", EmptyPromptError, "the prompt has no tokens"),
+        ("", EmptyPromptError, "the prompt is empty"),
         ([], EmptyPromptError, "the prompt has no tokens"),
         ([[1], []], EmptyPromptError, "prompt 1"),
         ([1] * 200, PromptTooLongError, "200 prompt tokens .*session_len 100"),

@@ -53,7 +53,7 @@ def test_a_folder_without_a_tokenizer_serves_token_ids(goldens):
     assert load_tokenizer(goldens / "llama_plain") is None
 
 
-def write(path, tokens, *, model="gpt2", pre=None, merges=(), kinds=None, scores=None):
+def write(path, tokens, *, model="gpt2", pre=None, merges=(), kinds=None, scores=None, add_eos=None):
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_tokenizer_model(model)
     writer.add_token_list(tokens)
@@ -67,6 +67,9 @@ def write(path, tokens, *, model="gpt2", pre=None, merges=(), kinds=None, scores
         writer.add_token_scores(scores)
     writer.add_bos_token_id(0)
     writer.add_unk_token_id(1)
+    if add_eos is not None:
+        writer.add_eos_token_id(1)
+        writer.add_add_eos_token(add_eos)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
@@ -120,3 +123,25 @@ def test_a_broken_tokenizer_file_is_named(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(TokenizerError, match=str(tmp_path)):
         load_tokenizer(tmp_path)
+
+
+def test_a_file_that_asks_for_it_gets_the_end_token(tmp_path):
+    texts = {}
+    for add_eos in (False, True):
+        path = write(
+            tmp_path / f"{add_eos}.gguf", ["<s>", "</s>", "a"], pre="llama-bpe", kinds=[3, 3, 1], add_eos=add_eos
+        )
+        texts[add_eos] = load_tokenizer(path).encode("a")
+    assert texts == {False: [0, 2], True: [0, 2, 1]}
+
+
+def test_a_merge_that_names_no_token_is_refused(tmp_path):
+    with pytest.raises(TokenizerError, match=r"t\.gguf: tokenizer\.ggml\.merges"):
+        load_tokenizer(write(tmp_path / "t.gguf", ["<s>", "<unk>", "a"], merges=["a b"]))
+
+
+def test_a_saved_tokenizer_reads_back(tokenizer, tmp_path):
+    tokenizer.save(tmp_path)
+    again, chat = load_tokenizer(tmp_path), [{"role": "user", "content": "Grüße, 2 + 2?"}]
+    assert again.apply_chat_template(chat) == tokenizer.apply_chat_template(chat)
+    assert again.eos_id == tokenizer.eos_id

@@ -63,10 +63,12 @@ def _kernels() -> list[tuple[str, str]]:
     from pallas_kernels import backend
 
     if not backend.on_gpu():
-        return [("all ops", "reference, compiled by XLA: the kernels are for NVIDIA GPUs")]
-    if problem := backend.capability_problem():
-        return [("all ops", f"reference: {problem}")]
-    return [("all ops", "triton where the shape allows it; each op that falls back warns once")]
+        how = "reference, compiled by XLA: the kernels are for NVIDIA GPUs"
+    elif problem := backend.capability_problem():
+        how = f"reference: {problem}"
+    else:
+        how = "triton where the shape allows it; one warning where it does not"
+    return [(op, how) for op in backend.OPS]
 
 
 def _files() -> list[tuple[str, str]]:

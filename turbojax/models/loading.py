@@ -19,6 +19,9 @@ from turbojax.models.spec import LayerSpec, LinearSpec, ModelSpec, SegmentSpec
 Rows = Callable[[Sequence[np.ndarray]], np.ndarray]
 """Joins parts, each with N leading, into one array with N leading."""
 
+Progress = Callable[[int], None]
+"""Hears the number of bytes loaded since the last call."""
+
 Place = Callable[[np.ndarray], jax.Array]
 """Puts a host array on the device."""
 
@@ -54,8 +57,11 @@ def pick(x: np.ndarray, rows: tuple[int, ...] | None) -> np.ndarray:
 class Reader:
     """Turns sources into stacked device arrays of one segment or table."""
 
-    def __init__(self, checkpoint: Checkpoint, arch: Architecture, dtype: str, place: Place) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, arch: Architecture, dtype: str, place: Place, progress: Progress | None
+    ) -> None:
         self.checkpoint, self.arch, self.place = checkpoint, arch, place
+        self.progress = progress or (lambda num_bytes: None)
         self.dtype = np.dtype(jnp.dtype(dtype))
 
     def dense(self, source: Source, layer: int) -> np.ndarray:
@@ -68,9 +74,9 @@ class Reader:
         """[L, ...] from one array a layer; only one layer is held twice."""
         first = read(layers[0])
         out = np.empty((len(layers), *first.shape), first.dtype)
-        out[0] = first
-        for i, layer in enumerate(layers[1:], start=1):
-            out[i] = read(layer)
+        for i, layer in enumerate(layers):
+            out[i] = read(layer) if i else first
+            self.progress(first.nbytes)
         return self.place(out)
 
     def norm(self, part: str, layers: Sequence[int]) -> jax.Array:
@@ -154,7 +160,7 @@ def load_weights(
     spec: ModelSpec,
     *,
     place: Place = jnp.asarray,
-    progress: Callable[[int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Weights:
     """Loads the weights that `spec` (from `plan_model`) describes.
 
@@ -163,18 +169,13 @@ def load_weights(
         arch: its architecture.
         spec: the plan.
         place: host array -> device array.
-        progress: called with the number of layers done since the last call.
+        progress: see `Progress`; all calls together come to the bytes of the tree.
     """
-    reader = Reader(checkpoint, arch, spec.dtype, place)
+    reader = Reader(checkpoint, arch, spec.dtype, place, progress)
     alone = lambda arrays: arrays[0]  # noqa: E731
-    segments = []
-    for segment in spec.segments:
-        segments.append(reader.segment(segment))
-        if progress is not None:
-            progress(segment.num_layers)
     return Weights(
         embedding=reader.linear(["embedding"], [0], spec.embedding, alone),
-        segments=tuple(segments),
+        segments=tuple(reader.segment(segment) for segment in spec.segments),
         final_norm=reader.norm("final_norm", [0]),
         head=None if spec.head is None else reader.linear(["head"], [0], spec.head, alone),
         spec=spec,

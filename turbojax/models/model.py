@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from checkpoints import open_checkpoint
 from turbojax.core.weights import Weights
 from turbojax.errors import ModelConfigError
+from turbojax.models.abstract import abstract_weights
 from turbojax.models.families import Config, architecture_of
 from turbojax.models.loading import Place, load_weights
 from turbojax.models.planning import KVBits, plan_model
@@ -61,7 +62,7 @@ def load_model(
     dtype: str = "auto",
     kv_bits: KVBits | Callable[[int], KVBits] = (16, 16),
     place: Place = jnp.asarray,
-    progress: Callable[[int], None] | None = None,
+    progress: Callable[[float], None] | None = None,
 ) -> Model:
     """Loads a checkpoint (folder or .gguf file); `native.load_native_model` restores native ones.
 
@@ -70,7 +71,7 @@ def load_model(
         dtype: "auto" | "float32" | "bfloat16" | "float16", of activations and dense weights.
         kv_bits: bits of K and of V in the KV cache (16, 8 or 4), for all layers or as a function of the layer.
         place: host array -> device array.
-        progress: called with the number of layers loaded since the last call.
+        progress: called with the share of the weights' bytes loaded since the last call.
 
     Raises:
         CheckpointError: a file is broken, a tensor is missing or has the wrong shape.
@@ -80,5 +81,7 @@ def load_model(
     arch = architecture_of(checkpoint.config)
     bits = kv_bits if callable(kv_bits) else lambda layer: kv_bits
     spec = plan_model(checkpoint, arch, resolve_dtype(dtype, checkpoint.config), bits)
-    weights = load_weights(checkpoint, arch, spec, place=place, progress=progress)
+    total = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(abstract_weights(spec)))
+    share = None if progress is None else lambda num_bytes: progress(num_bytes / total)
+    weights = load_weights(checkpoint, arch, spec, place=place, progress=share)
     return Model(Path(path), spec, weights, dict(checkpoint.config), dict(checkpoint.generation_config))

@@ -11,27 +11,36 @@ from typing import Any
 
 import jax
 
-from checkpoints.native import read_meta, restore_native, save_native
+from checkpoints.native import is_native, read_meta, restore_native, save_native
+from turbojax.errors import ModelConfigError
 from turbojax.models.abstract import abstract_weights
 from turbojax.models.model import Model
+from turbojax.models.planning import KVBits
 from turbojax.models.spec import ModelSpec
+from turbojax.tokenizer import load_tokenizer
+
+__all__ = ["is_native", "load_native_model", "save_model", "with_kv_bits"]
 
 Shard = Callable[[Any], Any]
 """An abstract tree -> the same tree with shardings on its leaves."""
 
 
 def save_model(model: Model, path: str | Path) -> None:
-    """Writes a native checkpoint, which loads without parsing, fusing or transposing anything.
+    """Writes a native checkpoint, which loads without parsing, fusing or transposing anything, and its tokenizer.
 
     Raises:
         CheckpointFileError: the folder exists, or cannot be written.
+        TokenizerError: the checkpoint it came from has a broken tokenizer.
     """
     meta = {
         "spec": dataclasses.asdict(model.spec),
         "config": model.config,
         "generation_config": model.generation_config,
     }
+    tokenizer = load_tokenizer(model.path)
     save_native(Path(path), model.weights, meta)
+    if tokenizer is not None:
+        tokenizer.save(Path(path))
 
 
 def load_native_model(path: str | Path, shard: Shard | None = None) -> Model:
@@ -56,6 +65,28 @@ def load_native_model(path: str | Path, shard: Shard | None = None) -> Model:
     else:
         abstract = shard(abstract)
     return Model(path, spec, restore_native(path, abstract), meta["config"], meta["generation_config"])
+
+
+def with_kv_bits(model: Model, kv_bits: Callable[[int], KVBits]) -> Model:
+    """The model with another precision of its KV cache (bits of K and V by layer); the weights stay as they are.
+
+    Raises:
+        ModelConfigError: layers that the checkpoint keeps in one stack would differ.
+    """
+    segments = []
+    for segment in model.spec.segments:
+        first, last = segment.first_layer, segment.first_layer + segment.num_layers - 1
+        found = {kv_bits(layer) for layer in range(first, last + 1)}
+        if len(found) > 1:
+            raise ModelConfigError(
+                f"{model.path}: layers {first} to {last} are one stack, and kv_policy asks for {sorted(found)} in it; "
+                "give them one precision, or load the checkpoint that this one was saved from"
+            )
+        k_bits, v_bits = found.pop()
+        layer = dataclasses.replace(segment.layer, k_bits=k_bits, v_bits=v_bits)
+        segments.append(dataclasses.replace(segment, layer=layer))
+    spec = dataclasses.replace(model.spec, segments=tuple(segments))
+    return dataclasses.replace(model, spec=spec, weights=dataclasses.replace(model.weights, spec=spec))
 
 
 def from_plain(kind: Any, value: Any) -> Any:
