@@ -18,9 +18,8 @@ class AffineWeights:
 
         value[l, k, n] = codes[l, n, k] * scale[l, n, k // group_size] + offset[l, n, k // group_size]
 
-    The arrays are stored with K contiguous, as checkpoints hold them: XLA's CPU dots of few rows run 1.3x faster
-    than on [L, K, N], a row of an embedding is contiguous, and loading transposes nothing. `affine_weights` takes
-    the canonical [L, K, N] orientation and transposes.
+    The arrays are stored with K contiguous, as checkpoints hold them: a row of an embedding is contiguous, and
+    loading transposes nothing. `affine_weights` takes the canonical [L, K, N] orientation and transposes.
 
     Attributes:
         codes: uint8 [L, N, K], 0 .. 2**bits - 1.

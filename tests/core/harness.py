@@ -72,11 +72,21 @@ def decode_batch(slots, sink):
 
 def generate(weights, state: EngineState, ids, num_new, *, slot=0, steps_per_call=None, size=None):
     """Greedy ids of one prompt: one prefill, then decode calls."""
+    options = {"slots": [slot], "steps_per_call": steps_per_call, "size": size}
+    state, [tokens] = generate_together(weights, state, [ids], num_new, **options)
+    return state, tokens
+
+
+def generate_together(weights, state: EngineState, prompts, num_new, *, slots=None, steps_per_call=None, size=None):
+    """Greedy ids of several prompts: a prefill each, then decode calls for all of them."""
     sink = state.slots.length.shape[0] - 1
-    state, first = prefill(weights, state, chunks((slot, ids, 0, True), sink=sink, size=size))
-    tokens = [int(first[0])]
-    steps_per_call = steps_per_call or num_new - 1
-    while len(tokens) < num_new:
-        state, more = decode(weights, state, decode_batch([slot], sink), num_steps=steps_per_call)
-        tokens += np.asarray(more)[:, 0].tolist()
-    return state, tokens[:num_new]
+    slots = list(range(len(prompts))) if slots is None else slots
+    tokens = []
+    for slot, ids in zip(slots, prompts, strict=True):
+        state, first = prefill(weights, state, chunks((slot, ids, 0, True), sink=sink, size=size))
+        tokens.append([int(first[0])])
+    while len(tokens[0]) < num_new:
+        batch = decode_batch(slots, sink)
+        state, more = decode(weights, state, batch, num_steps=steps_per_call or num_new - 1)
+        tokens = [old + new for old, new in zip(tokens, np.asarray(more).T.tolist(), strict=True)]
+    return state, [ids[:num_new] for ids in tokens]

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.core.harness import chunks, fresh, generate, score
+from tests.core.harness import chunks, fresh, generate_together, score
 from turbojax.models.model import load_model
 from turbojax.tokenizer import load_tokenizer
 
@@ -25,8 +25,8 @@ def expected():
 
 
 def size_for(num_tokens):
-    """One of two compiled sizes."""
-    return 256 if num_tokens <= 256 else 3200
+    """One of three compiled sizes."""
+    return next(size for size in (128, 704, 3200) if num_tokens <= size)
 
 
 def target_logprobs(model, ids):
@@ -49,12 +49,16 @@ def test_prompt_and_continuation_logprobs(smol, expected):
 
 
 def test_greedy_continuations_up_to_near_ties(smol, expected):
-    for prompt in expected["prompts"]:
-        ids, greedy = prompt["input_ids"], prompt["greedy"]
-        state = fresh(smol.spec, num_slots=1, page_len=64, max_len=3200)
-        _, tokens = generate(smol.weights, state, ids, len(greedy["ids"]), size=size_for(len(ids)))
-        compared = len(tokens) if greedy["near_tie"] is None else greedy["near_tie"]
-        assert tokens[:compared] == greedy["ids"][:compared], prompt["id"]
+    """The short prompts decode together, each in a slot of its own; the long ones alone."""
+    short = [prompt for prompt in expected["prompts"] if len(prompt["input_ids"]) <= 128]
+    for together in (short, *([prompt] for prompt in expected["prompts"] if prompt not in short)):
+        all_ids = [prompt["input_ids"] for prompt in together]
+        size = size_for(max(map(len, all_ids)))
+        state = fresh(smol.spec, num_slots=len(together), page_len=64, max_len=size + 64)
+        _, tokens = generate_together(smol.weights, state, all_ids, len(together[0]["greedy"]["ids"]), size=size)
+        for prompt, ids in zip(together, tokens, strict=True):
+            compared = len(ids) if prompt["greedy"]["near_tie"] is None else prompt["greedy"]["near_tie"]
+            assert ids[:compared] == prompt["greedy"]["ids"][:compared], prompt["id"]
 
 
 @pytest.fixture(scope="module")

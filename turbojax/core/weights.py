@@ -14,8 +14,8 @@ class Linear:
     """y = x @ W (+ bias), stacked over layers.
 
     Attributes:
-        weight: dense [L, N, K] in the model's dtype (K contiguous, as checkpoints store it: XLA's CPU dots of
-            few rows run up to twice as fast as on [L, K, N]), or grouped affine codes.
+        weight: dense [L, N, K] in the model's dtype (K contiguous, as checkpoints store it), or grouped affine
+            codes.
         bias: [L, N] | None.
     """
 
