@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
+from pallas_kernels import backend
 from turbojax.buckets import Buckets
 from turbojax.configs import MAX_STOP_IDS, EngineConfig
 from turbojax.core.state import init_state
@@ -20,6 +23,7 @@ from turbojax.errors import ConfigError
 from turbojax.memory import MemoryPlan, plan_memory
 from turbojax.models.model import Model, load_model
 from turbojax.models.native import is_native, load_native_model, with_kv_bits
+from turbojax.models.packing import pack_weights
 from turbojax.progress import progress
 from turbojax.runner import JaxRunner
 
@@ -75,19 +79,23 @@ def assemble(path: Path, config: EngineConfig) -> EngineParts:
 
 
 def open_model(path: Path, config: EngineConfig, advance: Callable[[float], None]) -> Model:
-    """A checkpoint of any kind as a model; `advance` hears the shares of it that are loaded.
+    """A checkpoint of any kind as a model, packed where kernels will read it; `advance` hears the shares loaded.
 
     Raises:
         ConfigError: a native checkpoint was saved for another dtype.
     """
-    if not is_native(path):
-        return load_model(path, dtype=config.dtype, kv_bits=config.kv_bits, progress=advance)
-    model = load_native_model(path)
-    advance(1)
-    if config.dtype not in ("auto", model.spec.dtype):
-        accepted = f"auto or {model.spec.dtype}, which {path.name} was saved for"
-        raise ConfigError("EngineConfig", "dtype", config.dtype, accepted)
-    return with_kv_bits(model, config.kv_bits)
+    packed = backend.on_gpu()
+    if is_native(path):
+        model = load_native_model(path)
+        advance(1)
+        if config.dtype not in ("auto", model.spec.dtype):
+            accepted = f"auto or {model.spec.dtype}, which {path.name} was saved for"
+            raise ConfigError("EngineConfig", "dtype", config.dtype, accepted)
+        model = with_kv_bits(model, config.kv_bits)
+    else:  # what will be packed stays on the host until it is
+        place = np.asarray if packed else jnp.asarray
+        model = load_model(path, dtype=config.dtype, kv_bits=config.kv_bits, place=place, progress=advance)
+    return replace(model, weights=jax.tree.map(jnp.asarray, pack_weights(model.weights))) if packed else model
 
 
 def make_runner(model: Model, config: EngineConfig, memory: MemoryPlan, session_len: int) -> JaxRunner:

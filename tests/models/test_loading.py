@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
@@ -15,6 +16,7 @@ from checkpoints import CheckpointError
 from tests.core.harness import all_logits, chunks, fresh
 from turbojax.errors import ModelConfigError, TurbojaxError, UnknownArchitectureError
 from turbojax.models.model import load_model, resolve_dtype
+from turbojax.models.packing import pack_weights
 
 PROMPT = np.arange(3, 43, dtype=np.int32)
 
@@ -114,6 +116,24 @@ def test_a_checkpoint_of_mixed_formats_runs_in_segments(tmp_path):
     assert [p.bits for p in last.gate_up] == [8, 4]
     assert mixed.weights.segments[0].down.weight.codes.dtype == np.uint8, "codes stay codes"
     np.testing.assert_allclose(logits_of(mixed), logits_of(dense), atol=2e-4, rtol=0)
+
+
+def test_packed_weights_give_the_same_logits(tmp_path):
+    """Codes of every format through the packed form's reference; a quantised embedding becomes a packed head too."""
+    write_gguf(tmp_path / "mixed.gguf", random_llama(4), MIXED)
+    model = load_model(tmp_path / "mixed.gguf")
+    packed = replace(model, weights=pack_weights(load_model(tmp_path / "mixed.gguf", place=np.asarray).weights))
+    last = packed.weights.segments[2]
+    assert [type(part.weight).__name__ for part in last.gate_up] == ["PackedAffine"] * 2
+    assert last.qkv[1].weight.dtype == np.float32, "dense parts stay"
+    np.testing.assert_allclose(logits_of(packed), logits_of(model), atol=1e-4, rtol=0)
+
+
+def test_a_quantised_tied_embedding_gets_a_packed_head(smollm2):
+    weights = load_model(smollm2, place=np.asarray).weights
+    packed = pack_weights(weights)
+    assert packed.embedding is weights.embedding
+    assert (packed.head.weight.N, packed.head.weight.bits) == (weights.spec.vocab_size, 8)
 
 
 def test_kv_precision_may_differ_by_layer(goldens):

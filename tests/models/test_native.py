@@ -67,7 +67,10 @@ def test_an_existing_folder_and_a_foreign_one_are_refused(goldens, tmp_path):
 def test_the_engine_opens_a_native_checkpoint(goldens, tmp_path):
     """The same answer as from the checkpoint it came from, with a KV precision of the run's own."""
     save_model(load_model(goldens / "llama_plain"), tmp_path / "native")
-    config, gen = EngineConfig(quant_policy=8, max_batch_size=1, session_len=64), GenerationConfig(max_new_tokens=8)
+    config = EngineConfig(
+        quant_policy=8, max_batch_size=1, session_len=64, max_prefill_token_num=64, num_decode_steps=1
+    )
+    gen = GenerationConfig(max_new_tokens=8)
     answers = []
     for path in (goldens / "llama_plain", tmp_path / "native"):
         with pipeline(path, config) as pipe:

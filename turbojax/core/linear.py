@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels.affine_linear import affine_linear, affine_rows
+from pallas_kernels.affine_linear import AffineWeights, affine_linear, affine_rows
 from turbojax.core.weights import Linear
 
 
@@ -51,4 +51,5 @@ def embed(table: Linear, token_ids: jax.Array, dtype: jnp.dtype) -> jax.Array:
     """
     if isinstance(table.weight, jax.Array):
         return table.weight[0, token_ids].astype(dtype)
+    assert isinstance(table.weight, AffineWeights), "rows are looked up in codes, which stay unpacked"
     return affine_rows(table.weight, token_ids).astype(dtype)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 from flax import struct
 
-from pallas_kernels.affine_linear import AffineWeights
+from pallas_kernels.affine_linear import AffineWeights, PackedAffine
 from turbojax.models.spec import ModelSpec
 
 
@@ -15,11 +15,11 @@ class Linear:
 
     Attributes:
         weight: dense [L, N, K] in the model's dtype (K contiguous, as checkpoints store it), or grouped affine
-            codes.
+            codes, packed or as they are.
         bias: [L, N] | None.
     """
 
-    weight: jax.Array | AffineWeights
+    weight: jax.Array | AffineWeights | PackedAffine
     bias: jax.Array | None = None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,8 +23,8 @@ Rows = Callable[[Sequence[np.ndarray]], np.ndarray]
 Progress = Callable[[int], None]
 """Hears the number of bytes loaded since the last call."""
 
-Place = Callable[[np.ndarray], jax.Array]
-"""Puts a host array on the device."""
+Place = Callable[[np.ndarray], Any]
+"""Puts a host array on the device, or leaves it where it is for whoever packs it."""
 
 
 def cast(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
