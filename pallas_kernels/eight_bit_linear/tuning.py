@@ -1,0 +1,199 @@
+"""How each eight-bit linear runs: measured tables per GPU, and a rule for shapes and GPUs that have none.
+
+A choice depends on the bucket of M, never on M itself, so a row's result is bitwise the same in any batch of a bucket.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from dataclasses import asdict, dataclass
+from importlib import resources
+from typing import Any
+
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+
+from pallas_kernels import backend
+from pallas_kernels.eight_bit_linear.types import BLOCK, EightBitWeights
+
+M_BUCKETS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+HOPPER = (9, 0)
+SHARED_BYTES = {(8, 0): 163 << 10, (8, 6): 99 << 10, (8, 9): 99 << 10, (12, 0): 99 << 10}
+MOST_SHARED_BYTES = 227 << 10
+TARGET_PROGRAMS = 448  # of the Triton kernel at few rows; splits of K make up for few outputs
+
+# What the Hopper kernel's cost model counts with, in cycles of a multiprocessor at 1.75 GHz.
+NUM_MULTIPROCESSORS = 132
+MULTIPLIES_PER_CYCLE = 4096
+COPIED_BYTES_PER_CYCLE = 62  # L2 to shared memory: 256 rows of 14336 x 4096 took 25 us with tiles of 64 x 128
+SUMMED_BYTES_PER_CYCLE = 2450  # of all multiprocessors: 4.3 TB/s
+LAUNCH_CYCLES = 3500  # the sum over splits is a kernel of its own: 2 us
+TILE_CYCLES = 2000  # to fill the pipeline and write the result
+
+
+@dataclass(frozen=True)
+class Config:
+    """How the Triton kernel cuts the work.
+
+    Attributes:
+        block_m: rows of x of a program.
+        block_n: outputs of a program.
+        block_k: columns of a step.
+        splits: parts of K, summed in order afterwards.
+        num_warps, num_stages: as Triton takes them.
+        x_left: x is the dot's left operand, else the weights are.
+    """
+
+    block_m: int
+    block_n: int
+    block_k: int
+    splits: int
+    num_warps: int
+    num_stages: int
+    x_left: bool
+
+
+@dataclass(frozen=True)
+class HopperConfig:
+    """How the Hopper kernel cuts the work.
+
+    Attributes:
+        tile_m: rows of x of a warpgroup; a program has two.
+        tile_n: outputs of a warpgroup.
+        side_by_side: the two warpgroups share rows, else they share outputs.
+        splits: parts of K, summed in order afterwards.
+        num_stages: steps of 128 columns in flight.
+    """
+
+    tile_m: int
+    tile_n: int
+    side_by_side: bool
+    splits: int
+    num_stages: int
+
+    @property
+    def program_m(self) -> int:
+        return self.tile_m if self.side_by_side else 2 * self.tile_m
+
+    @property
+    def program_n(self) -> int:
+        return 2 * self.tile_n if self.side_by_side else self.tile_n
+
+
+@dataclass(frozen=True)
+class Dequantise:
+    """Write the layer's 16-bit values out, then one XLA dot: many rows on a GPU that cannot multiply e4m3."""
+
+
+Choice = Config | HopperConfig | Dequantise
+PATHS: dict[str, type[Choice]] = {"triton": Config, "hopper": HopperConfig, "dequantise": Dequantise}
+
+
+def bucket_of(M: int) -> int:
+    """The smallest bucket that holds M rows, or the largest bucket."""
+    return next((bucket for bucket in M_BUCKETS if bucket >= M), M_BUCKETS[-1])
+
+
+def multiplies(w: EightBitWeights) -> bool:
+    """Whether the tensor cores that ops are traced for take the codes as they are."""
+    return w.codes.dtype == jnp.int8 or backend.capability_problem(backend.MIN_FP8_CAPABILITY) is None
+
+
+def fits(choice: Choice, w: EightBitWeights) -> bool:
+    """Whether this GPU can run so: its kind, whole tiles where TMA copies them, memory for the stages."""
+    if isinstance(choice, Dequantise):
+        return w.codes.dtype != jnp.int8
+    if isinstance(choice, HopperConfig):
+        fits_blocks = not w.has_blocks or choice.tile_n <= BLOCK
+        whole_tiles = w.K % (BLOCK * choice.splits) == 0 and w.N % choice.program_n == 0
+        return backend.compute_capability() == HOPPER and whole_tiles and fits_blocks
+    limit = SHARED_BYTES.get(backend.compute_capability() or HOPPER, MOST_SHARED_BYTES)
+    stage_bytes = choice.block_k * (choice.block_n + choice.block_m * (1 if multiplies(w) else 2))
+    fits_blocks = not w.has_blocks or choice.block_k <= BLOCK
+    return stage_bytes * choice.num_stages <= limit and choice.splits <= pl.cdiv(w.K, choice.block_k) and fits_blocks
+
+
+def hopper_cycles(config: HopperConfig, bucket: int, w: EightBitWeights) -> float:
+    """Estimated time of the Hopper kernel: rounds of resident programs, each bound by multiplying or by copying."""
+    m, n = config.program_m, config.program_n
+    tiles = pl.cdiv(bucket, m) * pl.cdiv(w.N, n) * config.splits
+    multiply, copy = m * n * BLOCK / MULTIPLIES_PER_CYCLE, (m + n) * BLOCK / COPIED_BYTES_PER_CYCLE
+    tile = TILE_CYCLES + w.K / BLOCK / config.splits * max(multiply, copy)
+    split_bytes = 8 * config.splits * bucket * w.N  # float32, written and read
+    sum_splits = LAUNCH_CYCLES + split_bytes / SUMMED_BYTES_PER_CYCLE if config.splits > 1 else 0
+    return pl.cdiv(tiles, NUM_MULTIPROCESSORS) * tile + sum_splits
+
+
+def hopper_candidates(bucket: int, w: EightBitWeights) -> list[HopperConfig]:
+    """The Hopper kernel's variants that fit, the most promising first."""
+    tiles = [(64, 128, True, 4), (64, 64, True, 8)]  # tile_m, tile_n, side_by_side, stages
+    if bucket > 64:  # two sums of 128 x 128, a step's and the whole's, would not fit a warpgroup's registers
+        tiles.append((64, 128, False, 4) if w.has_blocks else (128, 128, True, 4))
+    variants = [HopperConfig(m, n, beside, s, stages) for m, n, beside, stages in tiles for s in (1, 2, 4, 7, 8)]
+    fitting = [config for config in variants if fits(config, w)]
+    return sorted(fitting, key=lambda config: hopper_cycles(config, bucket, w))
+
+
+def triton_candidates(bucket: int, w: EightBitWeights) -> list[Config]:
+    """The Triton kernel's variants that fit, the most promising first."""
+    if bucket <= 16:  # block_m, block_n, block_k, warps, stages, x_left
+        shapes = [(16, 64, 128, 4, 4, False), (16, 64, 256, 4, 3, False), (16, 64, 128, 2, 4, False)]
+    elif bucket <= 64:
+        shapes = [(64, 64, 128, 4, 3, False), (64, 128, 128, 4, 3, False)]
+    else:
+        shapes = [(128, 128, 128, 8, 3, True), (64, 128, 128, 4, 3, True)]
+    found = []
+    for m, n, k, warps, stages, x_left in shapes:
+        programs = pl.cdiv(bucket, m) * pl.cdiv(w.N, n)
+        splits = max(1, min(pl.cdiv(w.K, k), round(TARGET_PROGRAMS / programs))) if bucket <= 64 else 1
+        found += [Config(m, n, k, splits, warps, fewer, x_left) for fewer in range(stages, 1, -1)]
+    return [config for config in found if fits(config, w)]
+
+
+def candidates(bucket: int, w: EightBitWeights) -> list[Choice]:
+    """What tuning tries for a bucket of rows; all of it lowers and fits."""
+    dequantise = [Dequantise()] if not multiplies(w) and bucket > 64 else []
+    return [*dequantise, *hopper_candidates(bucket, w)[:6], *triton_candidates(bucket, w)]
+
+
+def rule(bucket: int, w: EightBitWeights) -> Choice:
+    """The choice where nothing was measured."""
+    if not multiplies(w) and bucket > 64:
+        return Dequantise()
+    hopper = hopper_candidates(bucket, w) if bucket > 16 else []  # up to 16 rows Triton's narrow dots win by 5 %
+    return (hopper or triton_candidates(bucket, w))[0]
+
+
+def key_of(bucket: int, w: EightBitWeights) -> str:
+    """The key of a table's entry."""
+    return f"{w.codes.dtype}{' blocks' if w.has_blocks else ''} M{bucket} K{w.K} N{w.N}"
+
+
+def to_entry(choice: Choice) -> dict[str, Any]:
+    """The choice as a table holds it."""
+    path = next(name for name, kind in PATHS.items() if isinstance(choice, kind))
+    return {"path": path, **asdict(choice)}
+
+
+def from_entry(entry: dict[str, Any]) -> Choice:
+    """The inverse of `to_entry`; other fields, times say, are for people."""
+    kind = PATHS[entry["path"]]
+    return kind(**{name: entry[name] for name in kind.__dataclass_fields__})
+
+
+@functools.cache
+def table_of(device_kind: str) -> dict[str, dict[str, Any]]:
+    """The measured choices for a GPU, empty where none were committed."""
+    name = device_kind.lower().replace(" ", "_") + ".json"
+    file = resources.files(__package__) / "tables" / name
+    return json.loads(file.read_text())["entries"] if file.is_file() else {}
+
+
+def choose(M: int, w: EightBitWeights) -> Choice:
+    """The measured choice for this shape and bucket if it fits, else the rule's."""
+    bucket = bucket_of(M)
+    entry = table_of(backend.device_kind()).get(key_of(bucket, w))
+    if entry is not None and fits(choice := from_entry(entry), w):
+        return choice
+    return rule(bucket, w)
