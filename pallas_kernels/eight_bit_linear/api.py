@@ -11,7 +11,6 @@ from jax.experimental import pallas as pl
 
 from pallas_kernels import backend
 from pallas_kernels.eight_bit_linear import tuning
-from pallas_kernels.eight_bit_linear.hopper import ROW_ALIGNMENT, hopper_linear
 from pallas_kernels.eight_bit_linear.kernel import fused_linear
 from pallas_kernels.eight_bit_linear.quantise import quantise_rows_kernel
 from pallas_kernels.eight_bit_linear.reference import dequantise, reference_linear
@@ -73,12 +72,16 @@ def linear_by(
         return lax.dot_general(x, values, contract_k, preferred_element_type=out_dtype)
     quantise = functools.partial(quantise_rows_kernel, dtype=w.codes.dtype, grouped=w.has_blocks, interpret=interpret)
     if isinstance(choice, tuning.HopperConfig):
-        M = x.shape[0]
-        return hopper_linear(
-            *quantise(x, num_rows=pl.cdiv(M, ROW_ALIGNMENT) * ROW_ALIGNMENT), w, layer, choice, out_dtype
-        )[:M]
-    codes, scale = quantise(x, num_rows=x.shape[0]) if tuning.multiplies(w) else (x, None)
-    return fused_linear(codes, scale, w, layer, choice, out_dtype, interpret=interpret)
+        # here: importing Mosaic takes 0.6 s, and not every JAX build has it
+        from pallas_kernels.eight_bit_linear.hopper import ROW_ALIGNMENT, hopper_linear
+
+        num_rows = pl.cdiv(x.shape[0], ROW_ALIGNMENT) * ROW_ALIGNMENT
+        return hopper_linear(*quantise(x, num_rows=num_rows), w, layer, choice, out_dtype)[: x.shape[0]]
+    if tuning.wraps_offsets(w):  # a copy of the layer, on GPUs that have no other kernel
+        codes, scale = (lax.dynamic_index_in_dim(a, layer, keepdims=True) for a in (w.codes, w.scale))
+        w, layer = EightBitWeights(codes, scale), 0
+    x_codes, x_scale = quantise(x, num_rows=x.shape[0]) if tuning.multiplies(w) else (x, None)
+    return fused_linear(x_codes, x_scale, w, layer, choice, out_dtype, interpret=interpret)
 
 
 def _kernel_problem(x: jax.Array) -> str | None:

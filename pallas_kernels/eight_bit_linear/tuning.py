@@ -90,6 +90,12 @@ Choice = Config | HopperConfig | Dequantise
 PATHS: dict[str, type[Choice]] = {"triton": Config, "hopper": HopperConfig, "dequantise": Dequantise}
 
 
+def wraps_offsets(w: EightBitWeights) -> bool:
+    """Whether Triton would read the stack at wrong places: Pallas takes 64-bit offsets from 2**32 bytes on, and up to
+    there 32-bit ones with a sign, which 8-bit elements exceed at half of that."""
+    return 2**31 < w.codes.size <= 2**32
+
+
 def bucket_of(M: int) -> int:
     """The smallest bucket that holds M rows, or the largest bucket."""
     return next((bucket for bucket in M_BUCKETS if bucket >= M), M_BUCKETS[-1])
@@ -161,7 +167,8 @@ def rule(bucket: int, w: EightBitWeights) -> Choice:
     """The choice where nothing was measured."""
     if not multiplies(w) and bucket > 64:
         return Dequantise()
-    hopper = hopper_candidates(bucket, w) if bucket > 16 else []  # up to 16 rows Triton's narrow dots win by 5 %
+    # up to 16 rows Triton's narrow dots win by 5 %
+    hopper = hopper_candidates(bucket, w) if bucket > 16 or wraps_offsets(w) else []
     return (hopper or triton_candidates(bucket, w))[0]
 
 
@@ -194,6 +201,6 @@ def choose(M: int, w: EightBitWeights) -> Choice:
     """The measured choice for this shape and bucket if it fits, else the rule's."""
     bucket = bucket_of(M)
     entry = table_of(backend.device_kind()).get(key_of(bucket, w))
-    if entry is not None and fits(choice := from_entry(entry), w):
-        return choice
-    return rule(bucket, w)
+    if entry is None or wraps_offsets(w) or not fits(choice := from_entry(entry), w):
+        return rule(bucket, w)
+    return choice

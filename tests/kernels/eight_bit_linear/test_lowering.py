@@ -71,6 +71,26 @@ def test_gpus_without_e4m3_keep_x_in_16_bits():
             assert isinstance(tuning.rule(4096, w), tuning.Dequantise) == (not multiplies)
 
 
+@pytest.mark.parametrize("gpu", ["NVIDIA A100", "NVIDIA H100"])
+def test_triton_reads_no_stack_whose_offsets_wrap(gpu):
+    small = abstract_weights("int8", 4096, 4096)
+    w = EightBitWeights(
+        jax.ShapeDtypeStruct((130, 4096, 4096), jnp.int8), jax.ShapeDtypeStruct((130, 4096, 1), jnp.float32)
+    )
+    x = jax.ShapeDtypeStruct((16, 4096), jnp.bfloat16)
+    with on_device(gpu):
+        assert tuning.wraps_offsets(w)
+        assert not tuning.wraps_offsets(small)
+        text = lowered(
+            lambda x, w, i: eight_bit_linear(x, w, i, implementation="triton"),
+            x,
+            w,
+            jax.ShapeDtypeStruct((), jnp.int32),
+        )
+    assert ("mosaic_gpu" in text) == (gpu == "NVIDIA H100")
+    assert ("dynamic_slice" in text) == (gpu == "NVIDIA A100")
+
+
 def test_committed_tables_hold_choices_that_fit():
     folder = resources.files("pallas_kernels.eight_bit_linear") / "tables"
     for file in folder.iterdir():
