@@ -1,9 +1,11 @@
-"""Times the packed linears on this GPU: every kernel of a call, from the profiler, against the floor and XLA's bf16.
+"""Times the quantised linears on this GPU: every kernel of a call, from the profiler, against the floor and XLA's bf16.
 
     python scripts/bench_linear.py --json benchmarks/results/linear_h200.json
+    python scripts/bench_linear.py --only W8A8 FP8
 
 Data is random, weights rotate over more than 200 MB. The floor is the larger of bytes over the read rate and FLOPs
-over the dot rate, each the larger of a known rate (4.3 TB/s, 790 TFLOP/s) and the one measured in this run.
+over the dot rate, each the larger of a known rate (4.3 TB/s, 790 TFLOP/s) and the one measured in this run; 8-bit dots
+count at twice that rate.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import math
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,14 +31,24 @@ from jax.experimental import pallas as pl
 from jax.profiler import ProfileData
 
 from pallas_kernels import backend
+from pallas_kernels import eight_bit_linear as eight_bit
 from pallas_kernels.affine_linear import PackedAffine, affine_linear, tuning
+from pallas_kernels.eight_bit_linear import tuning as eight_bit_tuning
 
 READ_RATE, DOT_RATE = 4.3e12, 790e12
 ROTATED_BYTES = 300e6  # five times an H200's L2
 SHAPES = ((4096, 4096), (4096, 6144), (4096, 28672), (14336, 4096), (8192, 8192), (8192, 57344))
 FEW_ROWS, MANY_ROWS = (1, 8, 16, 32, 64), (128, 256, 1024, 4096)
 MANY_ROWS_SHAPES = SHAPES[0], SHAPES[2], SHAPES[4]
-EXTRA = ((576, 576, 32, 4), (576, 49152, 32, 8), (1000, 1234, 32, 4))  # K, N, group size, bits
+EXTRA_ROWS = (1, 16, 64)
+EXTRA = (  # K, N, group size, bits
+    (576, 576, 32, 4),
+    (576, 1536, 32, 4),
+    (576, 49152, 32, 8),
+    (1000, 1234, 32, 4),
+    (4096, 28672, 128, 8),
+)
+EIGHT_BIT_SHAPES, EIGHT_BIT_ROWS = ((4096, 28672), (14336, 4096)), (16, 64, 256, 1024, 4096)
 REPEATS = 3
 
 
@@ -48,6 +60,34 @@ class Case:
     call: Callable[..., jax.Array]
     layers: int
     args: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A linear to time at several numbers of rows.
+
+    Attributes:
+        name: of its format, "W4A16".
+        op: the public function's name.
+        K, N: its shape.
+        weights: a stack of layers.
+        call: (x, weights, layer) -> y.
+        layer_bytes: of one layer.
+        dot_speed: of its dots, in bf16 dots.
+        choice: rows -> how the op runs them, for the results.
+        fields: what else its result rows say.
+    """
+
+    name: str
+    op: str
+    K: int
+    N: int
+    weights: Any
+    call: Callable[[jax.Array, Any, jax.Array], jax.Array]
+    layer_bytes: float
+    dot_speed: int
+    choice: Callable[[int], dict[str, Any]]
+    fields: dict[str, Any]
 
 
 def random_weights(K: int, N: int, group_size: int, bits: int, kind: str = "symmetric") -> PackedAffine:
@@ -123,12 +163,38 @@ def measured_rates() -> tuple[float, float]:
     return max(READ_RATE, big.nbytes / times["read"] * 1e6), max(DOT_RATE, 2 * 8192**3 / times["dot"] * 1e6)
 
 
-def floor_us(M: int, w: PackedAffine, rates: tuple[float, float]) -> float:
+def affine(K: int, N: int, group_size: int, bits: int) -> Linear:
+    """W4A16 or W8A16."""
+    w = random_weights(K, N, group_size, bits)
+    layer_bytes = K * N * bits / 8 + -(-w.K // w.group_size) * N * w.scale.dtype.itemsize
+    return Linear(
+        f"W{bits}A16", "affine_linear", K, N, w, affine_linear, layer_bytes, 1,
+        lambda M: tuning.to_entry(tuning.choose(M, w.layout, w.N, w.words.shape[2])),
+        {"bits": bits, "group_size": group_size},
+    )  # fmt: skip
+
+
+def eight_bit_linear(K: int, N: int, name: str) -> Linear:
+    """W8A8 or FP8 with one scale for all or for each block."""
+    layers = max(2, math.ceil(ROTATED_BYTES / (K * N)))
+    keys = jax.random.split(jax.random.key(0), 2)
+    if name == "W8A8":
+        codes = jax.random.randint(keys[0], (layers, N, K), -127, 128, jnp.int8)
+    else:
+        codes = jnp.clip(100 * jax.random.normal(keys[0], (layers, N, K), jnp.bfloat16), -448, 448)
+        codes = codes.astype(jnp.float8_e4m3fn)
+    covers = {"W8A8": (N,), "FP8 tensor": (), "FP8 blocks": (-(-N // 128), -(-K // 128))}[name]
+    w = eight_bit.eight_bit_weights(codes, jax.random.uniform(keys[1], (layers, *covers)) * 0.001 + 0.0005)
+    return Linear(
+        name, "eight_bit_linear", K, N, w, eight_bit.eight_bit_linear, K * N + 4 * w.scale[0].size, 2,
+        lambda M: eight_bit_tuning.to_entry(eight_bit_tuning.choose(M, w)), {"bits": 8},
+    )  # fmt: skip
+
+
+def floor_us(M: int, linear: Linear, rates: tuple[float, float]) -> float:
     """Microseconds that no kernel can beat: weights and scales read once, x read, y written; or the FLOPs."""
-    groups = -(-w.K // w.group_size)
-    shift_bytes = 0 if w.shift is None else w.shift.dtype.itemsize
-    weights = w.K * w.N * w.bits / 8 + groups * w.N * (w.scale.dtype.itemsize + shift_bytes)
-    return max((weights + 2 * M * (w.K + w.N)) / rates[0], 2 * M * w.K * w.N / rates[1]) * 1e6
+    K, N, (read_rate, dot_rate) = linear.K, linear.N, rates
+    return max((linear.layer_bytes + 2 * M * (K + N)) / read_rate, 2 * M * K * N / dot_rate / linear.dot_speed) * 1e6
 
 
 def bf16_cases(M: int, K: int, N: int) -> list[Case]:
@@ -144,27 +210,39 @@ def bf16_cases(M: int, K: int, N: int) -> list[Case]:
     ]
 
 
-def rows_of_shape(
-    K: int, N: int, group_size: int, bits: int, rows: Sequence[int], rates: tuple[float, float]
-) -> list[dict[str, Any]]:
+def results_of(linear: Linear, rows: Sequence[int], rates: tuple[float, float]) -> list[dict[str, Any]]:
     """One result row for each M."""
-    w = random_weights(K, N, group_size, bits)
-    layers = w.words.shape[0]
-    cases, found = [], []
+    K, N, cases = linear.K, linear.N, []
+    layers = jax.tree.leaves(linear.weights)[0].shape[0]
     for M in rows:
         x = jax.random.normal(jax.random.key(1), (M, K), jnp.bfloat16)
-        cases.append(Case(M, lambda i, x, w: affine_linear(x, w, jnp.int32(i)), layers, (x, w)))
+        call = lambda i, x, w: linear.call(x, w, jnp.int32(i))  # noqa: E731
+        cases.append(Case(M, call, layers, (x, linear.weights)))
         cases += [Case((*case.tag, M), case.call, case.layers, case.args) for case in bf16_cases(M, K, N)]
     times = measure(cases)
-    for M in rows:
-        choice = tuning.choose(M, w.layout, w.N, w.words.shape[2])
-        found.append(
-            {"case": f"W{bits}A16 K{K} N{N} M{M}", "op": "affine_linear", "bits": bits, "group_size": group_size,
-             "M": M, "K": K, "N": N, "time_us": times[M], "floor_us": floor_us(M, w, rates),
-             "xla_bf16_us": min(times["bf16", layout, M] for layout in ("KN", "NK")),
-             "choice": tuning.to_entry(choice)}
-        )  # fmt: skip
-    return found
+    return [
+        {"case": f"{linear.name} K{K} N{N} M{M}", "op": linear.op, **linear.fields, "M": M, "K": K, "N": N,
+         "time_us": times[M], "floor_us": floor_us(M, linear, rates),
+         "xla_bf16_us": min(times["bf16", layout, M] for layout in ("KN", "NK")), "choice": linear.choice(M)}
+        for M in rows
+    ]  # fmt: skip
+
+
+def linears(only: Sequence[str]) -> Iterator[tuple[Linear, Sequence[int]]]:
+    """The linears to time with their numbers of rows; weights are made as they are asked for."""
+
+    def wanted(name: str) -> bool:
+        return not only or name.startswith(tuple(only))
+
+    if wanted("W4A16"):
+        for K, N in SHAPES:
+            yield affine(K, N, 128, 4), FEW_ROWS + (MANY_ROWS if (K, N) in MANY_ROWS_SHAPES else ())
+    for K, N, group_size, bits in EXTRA:
+        if wanted(f"W{bits}A16"):
+            yield affine(K, N, group_size, bits), EXTRA_ROWS
+    for K, N in EIGHT_BIT_SHAPES:
+        for name in filter(wanted, ("W8A8", "FP8 tensor", "FP8 blocks")):
+            yield eight_bit_linear(K, N, name), EIGHT_BIT_ROWS
 
 
 def print_rows(rows: Sequence[dict[str, Any]]) -> None:
@@ -190,16 +268,15 @@ def print_means(rows: Sequence[dict[str, Any]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="write the results here")
+    parser.add_argument("--only", nargs="*", default=[], help="formats, by how their names begin: W4A16, FP8, ...")
     args = parser.parse_args()
     rates = measured_rates()
     print(f"read {rates[0] / 1e12:.2f} TB/s, dot {rates[1] / 1e12:.0f} TFLOP/s", flush=True)
     rows: list[dict[str, Any]] = []
-    shapes = [(K, N, 128, 4, FEW_ROWS + (MANY_ROWS if (K, N) in MANY_ROWS_SHAPES else ())) for K, N in SHAPES]
-    shapes += [(*extra, (1, 16)) for extra in EXTRA]
-    for shape in shapes:
-        rows += rows_of_shape(*shape, rates)
+    for linear, numbers_of_rows in linears(args.only):
+        rows += results_of(linear, numbers_of_rows, rates)
+        print_rows(rows[-len(numbers_of_rows) :])
         if args.json:
-            args.json.parent.mkdir(parents=True, exist_ok=True)
             args.json.write_text(json.dumps(report(rows, rates), indent=1) + "\n")
     print_rows(rows)
     print_means(rows)
