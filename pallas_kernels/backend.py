@@ -28,7 +28,7 @@ MIN_FP8_CAPABILITY = (8, 9)
 MIN_DOT = {"m": 16, "n": 8, "k_bits": 256}  # one mma.sync: 16 x 8 x 256 bits of either operand
 
 # The public ops that `choose` decides for, by the names that it counts them under.
-OPS = ("affine_linear", "write_kv", "paged_decode_attention", "paged_prefill_attention")
+OPS = ("affine_linear", "eight_bit_linear", "write_kv", "paged_decode_attention", "paged_prefill_attention")
 
 _CAPABILITY_OF_KIND = {  # for abstract devices, which carry a name only
     "A100": (8, 0),

@@ -52,6 +52,7 @@ def test_chunked_equals_whole(smol, prompts, chunk_len):
         np.testing.assert_allclose(np.asarray(logits)[len(part) - 1], whole, atol=ATOL, rtol=0)
 
 
+@pytest.mark.slow
 def test_several_steps_equal_single_steps(smol, prompts):
     for ids in prompts:
         runs = []
@@ -74,6 +75,7 @@ def test_decode_equals_prefill_of_the_same_tokens(smol, prompts):
     assert rows.argmax(-1).tolist() == tokens
 
 
+@pytest.mark.slow
 def test_mixed_step_equals_its_parts(smol, prompts):
     def ready():
         state = fresh(smol.spec, num_slots=3, page_len=PAGE_LEN, max_len=MAX_LEN)
@@ -105,6 +107,7 @@ def test_a_slot_stops_on_the_device(smol, prompts):
     assert tokens == free[:cut] + [NO_TOKEN] * (8 - cut)
 
 
+@pytest.mark.slow
 def test_seeded_sampling_is_the_same_alone_and_in_a_batch(smol, prompts):
     seeded = init_sampler(3).replace(
         temperature=jnp.asarray([0.8, 0.0, 1.2], jnp.float32), seed=jnp.asarray([1, 2, 3], jnp.uint32)

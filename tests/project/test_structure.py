@@ -100,3 +100,16 @@ def test_versions_agree():
     requirement = next(r for r in project["dependencies"] if r.startswith("jax>"))
     for extra in ("cuda12", "cuda13"):
         assert project["optional-dependencies"][extra] == [requirement.replace("jax", f"jax[{extra}]", 1)]
+
+
+def test_the_list_of_ops_names_every_op_that_has_a_kernel():
+    """`check_env` prints it."""
+    from pallas_kernels import backend
+
+    calls = [
+        node
+        for path in FILES
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "backend.choose"
+    ]
+    assert {ast.literal_eval(call.args[0]) for call in calls} == set(backend.OPS)

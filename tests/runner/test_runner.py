@@ -34,6 +34,7 @@ def golden(model):
     return prompts, tokens
 
 
+@pytest.mark.slow
 def test_no_trace_after_warm_up_over_a_mixed_load(model, golden):
     pipe, parts = open_pipe(model, compile_ahead=True)
     prompts, tokens = golden
