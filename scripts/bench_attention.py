@@ -23,7 +23,7 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.92")
 
@@ -35,15 +35,28 @@ from jax.profiler import ProfileData
 
 from pallas_kernels.kv_cache import KVPages, bytes_per_token, empty_pages, write_kv
 from pallas_kernels.kv_cache.kernel import WriteConfig, kernel_write
-from pallas_kernels.paged_attention import paged_decode_attention, paged_prefill_attention, scratch
+from pallas_kernels.paged_attention import paged_decode_attention, paged_prefill_attention
 from pallas_kernels.paged_attention.decode_kernel import DecodeConfig, decode_attention
 from pallas_kernels.paged_attention.prefill_kernel import PrefillConfig, prefill_attention
 from pallas_kernels.paged_attention.tiles import ScoreFunction
 
-PAGE_LEN, KV_HEADS, GROUP, HEAD_DIM = 64, 8, 4, 128
+PAGE_LEN = 64
 POOL_BYTES = 60e9
 LAYERS_TIMED = 6
 READ_RATE, DOT_RATE = 4.3e12, 790e12
+
+
+class Shape(NamedTuple):
+    """kv heads, query heads of each, head width."""
+
+    kv_heads: int
+    group: int
+    head_dim: int
+
+
+MAIN_SHAPE = Shape(8, 4, 128)
+OTHER_SHAPES = (Shape(8, 3, 128), Shape(4, 7, 128), Shape(8, 1, 128), Shape(8, 4, 64))  # without targets
+OTHER_CASES = ("64x4k", "8k")
 
 
 def kernel_times(compiled: Any, *args: Any, repeats: int = 3) -> dict[str, list[float]]:
@@ -72,7 +85,7 @@ def call_time(times: dict[str, list[float]], prefix: str) -> tuple[float, float]
     return sum(statistics.median(t) * round(len(t) / calls) for t in ours.values()), rest
 
 
-def random_pool(k_bits: int, v_bits: int, num_pages: int, *, kv_heads: int = KV_HEADS, head_dim: int = HEAD_DIM,
+def random_pool(k_bits: int, v_bits: int, num_pages: int, *, kv_heads: int, head_dim: int,
                 pool_bytes: float = POOL_BYTES) -> KVPages:  # fmt: skip
     """Random pages: one layer's worth of random bits, repeated over as many layers as make `pool_bytes`."""
     per_layer = num_pages * PAGE_LEN * bytes_per_token(kv_heads, head_dim, k_bits=k_bits, v_bits=v_bits)
@@ -182,8 +195,8 @@ def print_rows(rows: list[dict], limit: int | None = None) -> None:
         if limit is None or shown[key] <= limit:
             cut = " ".join(str(v) for v in (r.get("config") or {}).values())
             print(f"{r['op']:8}{r['case']:8} K{r['k_bits']:<3}V{r['v_bits']:<3}{r['time_us']:10.1f} us"
-                  f"{r['floor_us']:9.1f} floor {r['share']:6.3f}  other {r['other_us']:5.1f}  {cut}",
-                  flush=True)  # fmt: skip
+                  f"{r['floor_us']:9.1f} floor {r['share']:6.3f}  other {r['other_us']:5.1f}"
+                  f"  dense {r['xla_bf16_us']}  {cut}", flush=True)  # fmt: skip
 
 
 def decode_candidates(case: str) -> list[DecodeConfig]:
@@ -209,18 +222,42 @@ def prefill_args(rows: int, num_pages: int, heads: int, head_dim: int, history: 
 
 
 def compile_prefill(config: PrefillConfig | None, pages: KVPages, args: Any) -> Any:
+    """The public call, or a cut of the kernel alone."""
     scale = args[0].shape[-1] ** -0.5
 
     def attend(q, pages, layer, tables, starts, history):
         if config is None:
             return paged_prefill_attention(q, pages, layer, tables, starts, history, scale=scale)
         function = ScoreFunction(scale, None, None)
-        if scratch.pays(q.shape[0], pages, tables):
-            pages, tables = scratch.dequantised_pages(pages, layer, tables)
-            layer = jnp.int32(0)
         return prefill_attention(q, pages, layer, tables, starts, history, function, None, config, False)
 
     return jax.jit(over_layers(attend)).lower(pages, *args).compile()
+
+
+def dense_time(case: str, heads: int, kv_heads: int, head_dim: int) -> tuple[float | None, str]:
+    """Microseconds of bfloat16 attention over contiguous keys by jax.nn, with cuDNN where that runs, and which ran."""
+
+    def normal(n: int, *shape: int) -> jax.Array:
+        return jax.random.normal(jax.random.key(n), shape, jnp.bfloat16)
+
+    if case in DECODE_CASES:
+        lengths = jnp.asarray(DECODE_CASES[case][0], jnp.int32)
+        rows, num_keys, extra = 1, -(-int(lengths.max()) // PAGE_LEN) * PAGE_LEN, {"key_value_seq_lengths": lengths}
+    else:
+        num_rows, history = PREFILL_CASES[case]
+        if history:
+            return None, ""
+        rows, num_keys, lengths, extra = num_rows, num_rows, jnp.zeros(1), {"is_causal": True}
+    q = normal(0, len(lengths), rows, heads, head_dim)
+    k, v = (normal(n, len(lengths), num_keys, kv_heads, head_dim) for n in (1, 2))
+    for implementation in ("cudnn", "xla"):
+        try:
+            attend = functools.partial(jax.nn.dot_product_attention, implementation=implementation, **extra)
+            times = kernel_times(jax.jit(attend).lower(q, k, v).compile(), q, k, v)
+            return round(sum(statistics.median(t) * len(t) for t in times.values()) / 3, 2), implementation
+        except Exception as error:  # another library's limits, reported and left behind
+            print(implementation, case, str(error)[:120], flush=True)
+    return None, ""
 
 
 def base_row(case: str, op: str, pages: KVPages, heads: int, us: float, floor: float, rest: float, config: Any) -> dict:
@@ -281,21 +318,21 @@ def timed(rows: list[dict], make_row: Any, job: Any) -> None:
         print("failed", str(error)[:150])
 
 
-def bench(bits: tuple[int, int], cases: list[str], rates: Any, sweep: bool) -> list[dict]:
-    """All cases of one precision; compiled in parallel, timed one after another."""
-    num_pages = 16640
-    pages, rows, jobs = random_pool(*bits, num_pages), [], []
+def bench(bits: tuple[int, int], cases: list[str], rates: Any, sweep: bool, shape: Shape) -> list[dict]:
+    """All cases of one precision and shape; compiled in parallel, timed one after another."""
+    num_pages, heads, head_dim = 16640, shape.kv_heads * shape.group, shape.head_dim
+    pages = random_pool(*bits, num_pages, kv_heads=shape.kv_heads, head_dim=head_dim)
+    rows, jobs = [], []
     with ThreadPoolExecutor(14) as pool:
         for case in cases:
             if case in DECODE_CASES:
-                args = decode_case(*DECODE_CASES[case], num_pages, KV_HEADS * GROUP, HEAD_DIM)
+                args = decode_case(*DECODE_CASES[case], num_pages, heads, head_dim)
                 for c in decode_candidates(case) if sweep else [None]:
                     row = functools.partial(decode_row, case, pages, c, args=args, rates=rates)
                     jobs.append((row, pool.submit(compile_decode, c, pages, args)))
             elif case in PREFILL_CASES:
-                args = prefill_args(
-                    *PREFILL_CASES[case][:1], num_pages, KV_HEADS * GROUP, HEAD_DIM, PREFILL_CASES[case][1]
-                )
+                num_rows, history = PREFILL_CASES[case]
+                args = prefill_args(num_rows, num_pages, heads, head_dim, history)
                 for c in prefill_candidates() if sweep else [None]:
                     row = functools.partial(prefill_row, case, pages, c, args=args, rates=rates)
                     jobs.append((row, pool.submit(compile_prefill, c, pages, args)))
@@ -325,13 +362,23 @@ def main() -> None:
     *rates, measured = measure_rates()
     rows: list[dict] = []
     print({k: f"{v:.3e}" for k, v in measured.items()}, flush=True)
-    for bits in options.bits:
-        k_bits, v_bits = map(int, bits.split(","))
-        found = bench((k_bits, v_bits), options.cases, rates, options.sweep)
-        print(f"{time.time() - start:.0f} s", flush=True)
-        print_rows(found, 4)
-        rows += found
-        write(options.json, rows, measured)
+    jobs = [(MAIN_SHAPE, options.cases, options.bits)]
+    if not options.sweep:
+        jobs += [(shape, [c for c in OTHER_CASES if c in options.cases], ["8,8", "4,4"]) for shape in OTHER_SHAPES]
+    for shape, cases, precisions in jobs:
+        dense = {} if options.sweep else {
+            c: dense_time(c, shape.kv_heads * shape.group, shape.kv_heads, shape.head_dim)
+            for c in cases if c in DECODE_CASES or c in PREFILL_CASES
+        }  # fmt: skip
+        for bits in precisions:
+            k_bits, v_bits = map(int, bits.split(","))
+            found = bench((k_bits, v_bits), cases, rates, options.sweep, shape)
+            for row in found:
+                row["xla_bf16_us"], row["xla_implementation"] = dense.get(row["case"], (None, ""))
+            print(f"{time.time() - start:.0f} s {shape}", flush=True)
+            print_rows(found, 4)
+            rows += found
+            write(options.json, rows, measured)
 
 
 def write(path: Path, rows: list[dict], measured: dict[str, float]) -> None:

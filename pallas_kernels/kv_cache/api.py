@@ -6,7 +6,7 @@ import jax
 
 from pallas_kernels import backend
 from pallas_kernels.kv_cache.kernel import WriteConfig, kernel_write
-from pallas_kernels.kv_cache.pages import KVPages
+from pallas_kernels.kv_cache.pages import KVPages, check_page_ids
 from pallas_kernels.kv_cache.reference import reference_write
 
 
@@ -19,6 +19,7 @@ def write_kv(
     page_offsets: jax.Array,
     *,
     implementation: backend.Implementation | None = None,
+    debug: bool = False,
 ) -> KVPages:
     """Quantises each row's K and V and writes them into its page; in place where `pages` is donated or loop-carried.
 
@@ -29,6 +30,7 @@ def write_kv(
         page_ids: int32 [R]; 0 for padding.
         page_offsets: int32 [R], token within the page.
         implementation: None takes the kernel on a GPU and the reference elsewhere.
+        debug: check that the page numbers lie in the pool; needs concrete arrays. Unchecked ones write anywhere.
 
     Returns:
         The pages with the rows written. Two rows at one place (only in page 0) leave either.
@@ -42,6 +44,8 @@ def write_kv(
             raise ValueError(f"{name}: shape {array.shape}, accepted: {expected}")
     if page_offsets.shape != page_ids.shape:
         raise ValueError(f"page_offsets: shape {page_offsets.shape}, accepted: {page_ids.shape}")
+    if debug:
+        check_page_ids("page_ids", page_ids, pages)
     chosen = backend.choose("write_kv", implementation, backend.capability_problem())
     if chosen == "reference":
         return reference_write(pages, k, v, layer, page_ids, page_offsets)

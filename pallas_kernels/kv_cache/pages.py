@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 STATIC = {"static": True}
 BITS = (16, 8, 4)
@@ -86,3 +87,13 @@ def bytes_per_token(num_kv_heads: int, head_dim: int, *, k_bits: int, v_bits: in
         return head_dim * itemsize if bits == 16 else head_dim * bits // 8 + 4
 
     return num_kv_heads * (side(k_bits) + side(v_bits))
+
+
+def check_page_ids(name: str, ids: jax.Array, pages: KVPages) -> None:
+    """Raises ValueError if a page number lies outside the pool, or is a tracer whose value nobody knows yet."""
+    if isinstance(ids, jax.core.Tracer):
+        raise ValueError(f"{name}: traced, accepted with debug=True: concrete arrays, so call outside jax.jit")
+    num_pages = pages.k.shape[1]
+    wrong = np.unique(np.asarray(ids)[(np.asarray(ids) < 0) | (np.asarray(ids) >= num_pages)])
+    if wrong.size:
+        raise ValueError(f"{name}: page {wrong[0]}, accepted: 0 .. {num_pages - 1}")

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import backend
-from pallas_kernels.kv_cache.pages import KVPages
+from pallas_kernels.kv_cache.pages import KVPages, check_page_ids
 from pallas_kernels.paged_attention import scratch
 from pallas_kernels.paged_attention.decode_kernel import decode_attention
 from pallas_kernels.paged_attention.prefill_kernel import prefill_attention
@@ -42,6 +42,7 @@ def paged_decode_attention(
     softcap: float | None = None,
     sinks: jax.Array | None = None,
     implementation: backend.Implementation | None = None,
+    debug: bool = False,
 ) -> jax.Array:
     """One query per sequence over its keys in the pool.
 
@@ -56,6 +57,7 @@ def paged_decode_attention(
         softcap: scores become softcap * tanh(scores / softcap).
         sinks: float32 [N], a logit per head that takes part in the softmax and has no value.
         implementation: None takes the kernel on a GPU and the reference elsewhere.
+        debug: check that the page numbers lie in the pool; needs concrete arrays. Unchecked ones read anywhere.
 
     Returns:
         [B, N, H] in q.dtype. A row's result does not depend on the other rows of its batch size.
@@ -63,6 +65,8 @@ def paged_decode_attention(
     Raises:
         ValueError: names the argument that does not fit.
     """
+    if debug:
+        check_page_ids("block_tables", block_tables, pages)
     function = ScoreFunction(scale, window, softcap)
     check(q, pages, block_tables, lengths, sinks, function)
     chosen = backend.choose("paged_decode_attention", implementation, kernel_problem(q, pages))
@@ -85,6 +89,7 @@ def paged_prefill_attention(
     softcap: float | None = None,
     sinks: jax.Array | None = None,
     implementation: backend.Implementation | None = None,
+    debug: bool = False,
 ) -> jax.Array:
     """Causal attention of ragged chunks over the pool, which holds their history and the chunks themselves.
 
@@ -94,7 +99,7 @@ def paged_prefill_attention(
         block_tables: int32 [C, S].
         chunk_starts: int32 [C + 1]; rows from chunk_starts[C] on are padding and give zeros.
         history_lens: int32 [C].
-        scale, window, softcap, sinks, implementation: see `paged_decode_attention`.
+        scale, window, softcap, sinks, implementation, debug: see `paged_decode_attention`.
 
     Returns:
         [R, N, H] in q.dtype.
@@ -102,6 +107,8 @@ def paged_prefill_attention(
     Raises:
         ValueError: names the argument that does not fit.
     """
+    if debug:
+        check_page_ids("block_tables", block_tables, pages)
     function = ScoreFunction(scale, window, softcap)
     check(q, pages, block_tables, history_lens, sinks, function)
     if chunk_starts.shape != (history_lens.shape[0] + 1,):
@@ -111,10 +118,13 @@ def paged_prefill_attention(
         return reference_prefill(
             q, pages, layer, block_tables, chunk_starts, history_lens, scale, window, softcap, sinks
         )
-    if scratch.pays(q.shape[0], pages, block_tables):
-        pages, block_tables = scratch.dequantised_pages(pages, layer, block_tables)
-        layer = jnp.int32(0)
     config = prefill_config(q, pages)
+    if scratch.pays(pages, block_tables):
+        dtype = jnp.bfloat16 if q.dtype == jnp.bfloat16 else jnp.float16
+        pages, block_tables = scratch.dequantised_pages(
+            pages, layer, block_tables, chunk_starts, history_lens, dtype, config.pages_per_step, chosen == "interpret"
+        )
+        layer, config = jnp.int32(0), prefill_config(q, pages)
     return prefill_attention(
         q, pages, layer, block_tables, chunk_starts, history_lens, function, sinks, config, chosen == "interpret"
     )

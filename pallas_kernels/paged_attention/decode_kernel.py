@@ -30,6 +30,7 @@ from pallas_kernels.paged_attention.tiles import (
     call_kernel,
     ceil_div,
     dot,
+    exp2,
     load_vector,
     locate,
     pick,
@@ -39,6 +40,7 @@ from pallas_kernels.paged_attention.tiles import (
 from pallas_kernels.paged_attention.unpack import BASE, plane_factor, unpack_plane
 
 P_SHIFT = 4.0  # probabilities are 2**4 too large: times a small value scale they stay clear of float16's subnormals
+SIZE_CLASSES = 4  # last ranges go in order of their lengths, in quarters of a range
 
 
 @dataclass(frozen=True)
@@ -177,8 +179,8 @@ def _attend(
             visible = (key < high) if p.function.window is None else (key < high) & (key >= low)
             scores.append(jnp.where(visible[:, None], score.of(reader.keys(page), k_params), MINUS_INF))
         new_top = jnp.maximum(top, jnp.max(functools.reduce(jnp.maximum, scores), axis=0))
-        keep = jnp.exp2(top - new_top)[None, :]
-        probs = [jnp.exp2(s - (new_top - P_SHIFT)[None, :]) for s in scores]
+        keep = exp2(top - new_top, p.interpret)[None, :]
+        probs = [exp2(s - (new_top - P_SHIFT)[None, :], p.interpret) for s in scores]
         total = functools.reduce(jnp.add, probs, total * keep)
         outs, shift = [o * keep for o in outs], shift * keep
         for page, prob, (_, v_params) in zip(pages, probs, params, strict=True):
@@ -230,7 +232,7 @@ def _whole_kernel(*args: Any, names: tuple[str, ...], p: Problem) -> None:
 
 
 def _range_kernel(*args: Any, names: tuple[str, ...], p: Problem) -> None:
-    """One program a range and kv head; full ranges come first, so that the short ones fill the gaps at the end."""
+    """One program a range and kv head; longer ones come first, so that the shortest fill the gaps at the end."""
     refs = dict(zip(names, args, strict=True))
     item, head = pl.program_id(0) // p.num_kv_heads, pl.program_id(0) % p.num_kv_heads
     lengths = load_vector(refs["lengths"], 0, p.batch)
@@ -238,7 +240,8 @@ def _range_kernel(*args: Any, names: tuple[str, ...], p: Problem) -> None:
 
     @pl.when(item < jnp.sum(counts))  # the grid is as large as the table: most programs of a ragged batch end here
     def _() -> None:
-        row, number = locate(item, counts)
+        left = lengths - jnp.maximum(first + counts - 1, 0) * p.range_len
+        row, number = locate(item, counts, (left - 1) * SIZE_CLASSES // p.range_len, SIZE_CLASSES)
         length = pick(lengths, row)
         begin = (pick(first, row) + number) * p.range_len
         low = jnp.maximum(begin, p.function.lowest_key(length - 1))

@@ -1,7 +1,8 @@
 """Prefill attention in Pallas-Triton: causal chunks against pages, one tile of query rows of one head a program.
 
-Each page is dequantised to float16 on its way from shared memory into the dot, so that a page costs its bytes and two
-instructions per two codes; pages that every row of the tile sees are taken without a mask.
+Two programs of 64 rows share a multiprocessor: one's softmax runs under the other's dots, and under its own of the step
+before. Keys that every row of the tile sees are taken without a mask. Quantised pages are usually copied out first (see
+`scratch`); those that are not are dequantised on their way from shared memory into the dot.
 """
 
 from __future__ import annotations
@@ -25,12 +26,13 @@ from pallas_kernels.paged_attention.tiles import (
     call_kernel,
     ceil_div,
     dot,
+    exp2,
     load_vector,
     locate,
     pick,
+    read_block,
     sides,
 )
-from pallas_kernels.paged_attention.unpack import dequantise_plane
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,11 @@ class Problem:
     pages_per_step: int
     interpret: bool
 
+    @property
+    def step_len(self) -> int:
+        """Keys of a step."""
+        return self.k.page_len * self.pages_per_step
+
 
 @dataclass(frozen=True)
 class _Tile:
@@ -74,7 +81,8 @@ class _Tile:
 def _find_tile(refs: dict[str, Any], p: Problem, item: jax.Array) -> _Tile:
     """Tile `item`, the latest positions of each chunk first; tiles beyond the last zero the padding behind the chunks.
 
-    `steps` are where to begin, where those end whose keys every row sees, and where those end that any row sees.
+    `steps` are where to begin, where those end whose keys every row sees, and where the loop ends, a step behind the
+    last one with keys that any row sees.
     """
     m, c = p.tile_rows, p.num_chunks
     starts, ends = load_vector(refs["starts"], 0, c), load_vector(refs["starts"], 1, c)
@@ -88,87 +96,88 @@ def _find_tile(refs: dict[str, Any], p: Problem, item: jax.Array) -> _Tile:
     history = pick(load_vector(refs["history"], 0, c), chunk)
     offsets = jnp.arange(m, dtype=jnp.int32)
     last = history + jnp.minimum(first + m, row_end - begin + first) - 1
-    step_len = p.k.page_len * p.pages_per_step
-    step = p.function.lowest_key(history + first) // step_len
-    seen_by_all = step if p.function.window is not None else (history + first + 1) // step_len
-    steps = tuple(jnp.where(real, x, 0) for x in (step, seen_by_all, last // step_len + 1))
+    step = p.function.lowest_key(history + first) // p.step_len
+    seen_by_all = step if p.function.window is not None else (history + first + 1) // p.step_len
+    steps = tuple(jnp.where(real, x, 0) for x in (step, seen_by_all, last // p.step_len + 2))
     return _Tile(jnp.minimum(chunk, c - 1), begin + offsets, row_end, history + first + offsets, steps)  # type: ignore[arg-type]
 
 
-def _planes(side: Side, stored: jax.Array, params: Any, interpret: bool) -> list[jax.Array]:
-    """float16 values [page_len, padded] of each plane of a page."""
-    if side.bits == 16:
-        return [stored]
-    scale, offset = (jnp.broadcast_to(x[:, None], stored.shape) for x in params)
-    return [
-        dequantise_plane(stored, scale, offset, bits=side.bits, plane=j, interpret=interpret)
-        for j in range(side.planes)
-    ]
+def _attend(
+    refs: dict[str, Any], p: Problem, tile: _Tile, head: jax.Array, query: list[jax.Array], running: Any
+) -> tuple[jax.Array, list[jax.Array]]:
+    """Sums [rows] and unnormalised planes of values [rows, padded] of a tile, from its maximum and sum before any key.
+
+    While a step's scores become probabilities the tensor cores multiply those of the step before with its values; the
+    first step multiplies zeros and the last one has no keys of its own. Page ids are read a step ahead.
+    """
+    keys, unit = jnp.arange(p.step_len, dtype=jnp.int32), p.function.unit
+    dtype = refs["v"].dtype if p.v.bits == 16 else jnp.float16
+
+    def pages(step: jax.Array) -> tuple[jax.Array, ...]:
+        numbers = [step * p.pages_per_step + n for n in range(p.pages_per_step)]
+        return tuple(refs["tables"][tile.chunk, jnp.clip(n, 0, p.table_len - 1)] for n in numbers)
+
+    def block(side: Side, name: str, pages: tuple[jax.Array, ...]) -> list[jax.Array]:
+        return read_block(side, name, refs, pages, head, p.interpret)
+
+    def hide(scores: jax.Array, step: jax.Array) -> jax.Array:
+        ahead = tile.positions[:, None] - (step * p.step_len + keys)[None, :]
+        window = p.function.window
+        visible = (ahead >= 0) if window is None else (ahead >= 0) & (ahead < window)
+        return jnp.where(visible, scores, MINUS_INF)
+
+    def body(i: jax.Array, carry: Any) -> Any:
+        top, total, keep, prob, outs, v_pages, k_pages = carry
+        prob = prob.astype(dtype)
+        scores = jnp.zeros((p.tile_rows, p.step_len), jnp.float32)
+        for q, k in zip(query, block(p.k, "k", k_pages), strict=True):
+            scores = dot(q, k, (1, 1), scores)
+        values = block(p.v, "v", v_pages)
+        outs = [dot(prob, v, (1, 0), o * keep[:, None]) for o, v in zip(outs, values, strict=True)]
+        scores = p.function.bend(scores)
+        scores = lax.cond(i >= seen_by_all, lambda s: hide(s, i), lambda s: s, scores)
+        new_top = jnp.maximum(top, jnp.max(scores, axis=1) * unit)
+        keep = exp2(top - new_top, p.interpret)
+        prob = exp2(scores * unit - new_top[:, None], p.interpret)
+        total = total * keep + jnp.sum(prob, axis=1)
+        return new_top, total, keep, prob, outs, tuple(jnp.maximum(n, 0) for n in k_pages), pages(i + 1)
+
+    begin, seen_by_all, end = tile.steps
+    outs = [jnp.zeros((p.tile_rows, p.v.padded), jnp.float32) for _ in range(p.v.planes)]
+    prob = jnp.zeros((p.tile_rows, p.step_len), jnp.float32)
+    carry = (*running, jnp.ones_like(running[0]), prob, outs, pages(begin - 1), pages(begin))
+    carry = lax.fori_loop(begin, end, body, carry)
+    return carry[1], carry[4]
+
+
+def _query(refs: dict[str, Any], p: Problem, tile: _Tile, head: jax.Array) -> list[jax.Array]:
+    """The tile's queries of a head as planes [rows, padded]; zeros in rows and columns that are not real."""
+    dtype = refs["k"].dtype if p.k.bits == 16 else jnp.float16
+    rows, valid, planes = jnp.minimum(tile.rows, p.num_rows - 1), tile.rows < tile.row_end, []
+    for j in range(p.k.planes):
+        columns, real = p.k.columns(j)
+        at = jnp.broadcast_arrays(rows[:, None], columns[None, :])
+        mask = valid[:, None] & real[None, :]
+        planes.append(backend.masked_load(refs["q"].at[at[0], head, at[1]], mask=mask, other=0.0).astype(dtype))
+    return planes
 
 
 def _kernel(*args: Any, names: tuple[str, ...], p: Problem) -> None:
+    """One program: a tile of rows of one query head."""
     refs = dict(zip(names, args, strict=True))
-    tile = _find_tile(refs, p, pl.program_id(0))
-    head = pl.program_id(1)
-    layer, kv_head = refs["layer"][0], head // p.group
-    valid = tile.rows < tile.row_end
-    dtype = refs["k"].dtype if p.k.bits == 16 else jnp.float16
-    query = []
-    for j in range(p.k.planes):
-        columns, real = p.k.columns(j)
-        at = jnp.broadcast_arrays(jnp.minimum(tile.rows, p.num_rows - 1)[:, None], columns[None, :])
-        mask = valid[:, None] & real[None, :]
-        query.append(backend.masked_load(refs["q"].at[at[0], head, at[1]], mask=mask, other=0.0).astype(dtype))
-    keys = jnp.arange(p.k.page_len, dtype=jnp.int32)
-
-    def read(side: Side, name: str, page: jax.Array) -> list[jax.Array]:
-        stored = side.tile(refs[name], layer, page, kv_head)
-        params = None if side.bits == 16 else side.params(refs[name + "_params"], layer, page, kv_head)
-        return _planes(side, stored, params, p.interpret)
-
-    def body(masked: bool, i: jax.Array, carry: Any) -> Any:
-        top, total, outs = carry
-        unit, all_scores = p.function.unit, []
-        numbers = [i * p.pages_per_step + n for n in range(p.pages_per_step)]
-        pages = [refs["tables"][tile.chunk, jnp.minimum(number, p.table_len - 1)] for number in numbers]
-        for number, page in zip(numbers, pages, strict=True):
-            scores = jnp.zeros((p.tile_rows, p.k.page_len), jnp.float32)
-            for q, k in zip(query, read(p.k, "k", page), strict=True):
-                scores = dot(q, k, (1, 1), scores)
-            scores = p.function.bend(scores)
-            if masked:
-                ahead = tile.positions[:, None] - (number * p.k.page_len + keys)[None, :]
-                window = p.function.window
-                visible = (ahead >= 0) if window is None else (ahead >= 0) & (ahead < window)
-                scores = jnp.where(visible, scores, MINUS_INF)
-            all_scores.append(scores)
-        new_top = jnp.maximum(top, jnp.max(functools.reduce(jnp.maximum, all_scores), axis=1) * unit)
-        keep = jnp.exp2(top - new_top)
-        probs = [jnp.exp2(scores * unit - new_top[:, None]) for scores in all_scores]
-        total = total * keep + jnp.sum(functools.reduce(jnp.add, probs), axis=1)
-        outs = [o * keep[:, None] for o in outs]
-        for page, prob in zip(pages, probs, strict=True):
-            values = read(p.v, "v", page)
-            outs = [dot(prob.astype(v.dtype), v, (1, 0), o) for o, v in zip(outs, values, strict=True)]
-        return new_top, total, outs
-
+    tile, head = _find_tile(refs, p, pl.program_id(0)), pl.program_id(1)
     if "sinks" in refs:
         top = jnp.broadcast_to(refs["sinks"][head] * LOG2_E, (p.tile_rows,))
         total = jnp.ones((p.tile_rows,), jnp.float32)
     else:
         top = jnp.full((p.tile_rows,), MINUS_INF, jnp.float32)
         total = jnp.zeros((p.tile_rows,), jnp.float32)
-    outs = [jnp.zeros((p.tile_rows, p.v.padded), jnp.float32) for _ in range(p.v.planes)]
-    begin, middle, end = tile.steps
-    carry = (top, total, outs)
-    if p.function.window is None:
-        carry = lax.fori_loop(begin, middle, functools.partial(body, False), carry)
-    _, total, outs = lax.fori_loop(middle, end, functools.partial(body, True), carry)
+    total, outs = _attend(refs, p, tile, head // p.group, _query(refs, p, tile, head), (top, total))
     inverse = 1.0 / jnp.where(total > 0, total, 1.0)
     columns = jnp.arange(p.v.padded, dtype=jnp.int32)
+    mask = (tile.rows < tile.row_end)[:, None] & (columns < p.v.width)[None, :]
     for j, out in enumerate(outs):
         at = jnp.broadcast_arrays(tile.rows[:, None], (j * p.v.width + columns)[None, :])
-        mask = valid[:, None] & (columns < p.v.width)[None, :]
         y = (out * inverse[:, None]).astype(refs["out"].dtype)
         backend.masked_store(refs["out"].at[at[0], head, at[1]], y, mask=mask)
 

@@ -13,6 +13,7 @@ from jax.experimental import pallas as pl
 
 from pallas_kernels import backend
 from pallas_kernels.kv_cache.pages import KVPages
+from pallas_kernels.paged_attention.unpack import dequantise_plane
 
 LOG2_E = 1.4426950408889634
 MINUS_INF = -1e30  # finite, so that the difference of two of them is 0 and not NaN
@@ -38,24 +39,31 @@ def pick(values: jax.Array, index: jax.Array) -> jax.Array:
     return jnp.sum(jnp.where(jnp.arange(values.shape[0], dtype=jnp.int32) == index, values, 0))
 
 
-def locate(item: jax.Array, counts: jax.Array) -> tuple[jax.Array, jax.Array]:
+def locate(
+    item: jax.Array, counts: jax.Array, sizes: jax.Array | None = None, num_sizes: int = 1
+) -> tuple[jax.Array, jax.Array]:
     """The work list, all rows' last items at its end; each program finds its own, so that no list is built before.
 
     Args:
         item: int32 scalar, below the sum of the counts.
         counts: int32 [rows], items of each row.
+        sizes: int32 [rows], size class of each row's last item, 0 .. num_sizes - 1: larger classes go first.
+        num_sizes: classes.
 
     Returns:
         The item's row and its number within the row.
     """
     early, last = jnp.maximum(counts - 1, 0), jnp.minimum(counts, 1)
-    early_ends, last_ends = lax.cumsum(early, axis=0), lax.cumsum(last, axis=0)
-    num_early = jnp.max(early_ends)
-    early_row = jnp.sum((early_ends <= item).astype(jnp.int32))
-    last_row = jnp.sum((last_ends <= item - num_early).astype(jnp.int32))
-    is_early = item < num_early
-    row = jnp.where(is_early, early_row, last_row)
-    return row, jnp.where(is_early, item - pick(early_ends - early, early_row), pick(early, last_row))
+    ends = lax.cumsum(early, axis=0)
+    done, early_row = jnp.max(ends), jnp.sum((ends <= item).astype(jnp.int32))
+    is_early, number = item < done, item - pick(ends - early, early_row)
+    row = early_row
+    for size in reversed(range(num_sizes)):
+        of_size = last if sizes is None else jnp.where(sizes == size, last, 0)
+        ends = done + lax.cumsum(of_size, axis=0)
+        row = jnp.where(item >= done, jnp.sum((ends <= item).astype(jnp.int32)), row)
+        done = jnp.max(ends)
+    return row, jnp.where(is_early, number, pick(early, row))
 
 
 class ScoreFunction(NamedTuple):
@@ -113,7 +121,9 @@ class Side:
     def columns(self, plane: int) -> tuple[jax.Array, jax.Array]:
         """Head dims [padded] of a plane, clipped into the array, and which of them are real."""
         column = jnp.arange(self.padded, dtype=jnp.int32)
-        return plane * self.width + jnp.minimum(column, self.width - 1), column < self.width
+        # Without padding there is nothing to clip, and a clipped index hides that it is contiguous.
+        clipped = column if self.padded == self.width else jnp.minimum(column, self.width - 1)
+        return plane * self.width + clipped, column < self.width
 
     def tile(self, ref: Any, layer: jax.Array, page: jax.Array, head: jax.Array) -> jax.Array:
         """[page_len, padded] stored words (or 16-bit values) of a page; zeros in the padding."""
@@ -129,8 +139,6 @@ class Side:
         """[padded, page_len]: the transpose of `tile`, read so; a transpose after the load would not be pipelined."""
         tokens = jnp.arange(self.page_len, dtype=jnp.int32)
         columns, real = self.columns(0)
-        if self.padded == self.width:
-            columns = jnp.arange(self.width, dtype=jnp.int32)
         at = jnp.broadcast_arrays(columns[:, None], tokens[None, :])
         where = ref.at[layer, page, head, at[1], at[0]]
         if self.padded == self.width:
@@ -140,6 +148,39 @@ class Side:
     def params(self, ref: Any, layer: jax.Array, page: jax.Array, head: jax.Array) -> tuple[jax.Array, jax.Array]:
         """float16 scale and offset [page_len]."""
         return ref[layer, page, head, 0], ref[layer, page, head, 1]
+
+
+def read_block(
+    side: Side, name: str, refs: dict[str, Any], pages: tuple[jax.Array, ...], head: jax.Array, interpret: bool
+) -> list[jax.Array]:
+    """Values [len(pages) * page_len, padded] of each plane, float16 where they were quantised; one load for all pages.
+
+    Args:
+        side: K or V.
+        name: "k" or "v", its pages in `refs`; its parameters are "k_params" or "v_params".
+        refs: refs by name, with "layer".
+        pages: page ids, one behind the other.
+        head: kv head.
+        interpret: see `dequantise_plane`.
+    """
+    layer, key = refs["layer"][0], jnp.arange(len(pages) * side.page_len, dtype=jnp.int32)
+    page = jnp.broadcast_to(pages[0], key.shape)
+    for n, later in enumerate(pages[1:], 1):
+        page = jnp.where(key >= n * side.page_len, later, page)
+    token = key % side.page_len
+    columns, real = side.columns(0)
+    at = jnp.broadcast_arrays(page[:, None], token[:, None], columns[None, :])
+    where = refs[name].at[layer, at[0], head, at[1], at[2]]
+    masked: Any = (
+        {} if side.padded == side.width else {"mask": jnp.broadcast_to(real[None, :], at[0].shape), "other": 0}
+    )
+    stored = backend.masked_load(where, **masked)
+    if side.bits == 16:
+        return [stored]
+    params = (refs[name + "_params"][layer, page, head, n, token] for n in (0, 1))
+    scale, offset = (jnp.broadcast_to(x[:, None], stored.shape) for x in params)
+    unpack = functools.partial(dequantise_plane, stored, scale, offset, bits=side.bits, interpret=interpret)
+    return [unpack(plane=j) for j in range(side.planes)]
 
 
 def sides(pages: KVPages) -> tuple[Side, Side]:
@@ -152,6 +193,16 @@ def dot(a: jax.Array, b: jax.Array, contract: tuple[int, int], acc: jax.Array) -
     """acc + a . b over one axis of each, in float32."""
     axes = (((contract[0],), (contract[1],)), ((), ()))
     return acc + lax.dot_general(a, b, axes, preferred_element_type=jnp.float32)
+
+
+def exp2(x: jax.Array, interpret: bool) -> jax.Array:
+    """2**x of float32, in one instruction: the compiler's own takes five, for results that are subnormal."""
+    if interpret:
+        return jnp.exp2(x)
+    shape = [jax.ShapeDtypeStruct(x.shape, x.dtype)]
+    return backend.inline_asm(
+        "ex2.approx.ftz.f32 $0, $1;", args=[x], constraints="=f,f", pack=1, result_shape_dtypes=shape
+    )[0]
 
 
 def call_kernel(

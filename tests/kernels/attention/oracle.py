@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -61,10 +63,9 @@ def random_pages(
     pages = empty_pages(layers, num + 1, kv_heads, page_len, head_dim, k_bits=k_bits, v_bits=v_bits, dtype=dtype)
     ids = (rng.permutation(num) + 1).astype(np.int32)
     k, v = (jnp.asarray(rng.standard_normal((num * page_len, kv_heads, head_dim)), dtype) for _ in "kv")
-    pages = write_kv(
-        pages, k, v, jnp.int32(1), jnp.asarray(np.repeat(ids, page_len)),
-        jnp.asarray(np.tile(np.arange(page_len, dtype=np.int32), num)), implementation="reference",
-    )  # fmt: skip
+    write = jax.jit(functools.partial(write_kv, implementation="reference"))
+    offsets = np.tile(np.arange(page_len, dtype=np.int32), num)
+    pages = write(pages, k, v, jnp.int32(1), jnp.asarray(np.repeat(ids, page_len)), jnp.asarray(offsets))
     return pages, jnp.asarray(ids.reshape(tables, table_len))
 
 

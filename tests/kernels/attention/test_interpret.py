@@ -1,16 +1,17 @@
 """The kernels' numerics in the interpreter, on the CPU, against float64 numpy."""
 
-import jax
+import functools
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.paged_attention import paged_decode_attention, paged_prefill_attention
+from pallas_kernels.paged_attention import paged_decode_attention, paged_prefill_attention, scratch
 from pallas_kernels.paged_attention.decode_kernel import DecodeConfig, decode_attention
 from pallas_kernels.paged_attention.prefill_kernel import PrefillConfig, prefill_attention
 from pallas_kernels.paged_attention.tiles import ScoreFunction, locate
 from pallas_kernels.paged_attention.unpack import dequantise_plane, plane_factor, unpack_plane
-from tests.kernels.attention.cases import CASES, Case, decode_problem, prefill_problem
+from tests.kernels.attention.cases import CASES, Case, decode_problem, prefill_problem, quick
 from tests.kernels.attention.oracle import relative_error
 
 TOLERANCE = 1e-2  # bfloat16 queries and outputs: 2e-3 is typical
@@ -33,9 +34,8 @@ def test_decode(case, cut):
     options = case.options()
     sinks = options.pop("sinks")
     config = DecodeConfig(*cut, 4, 3)
-    found = jax.jit(lambda *a: decode_attention(*a, ScoreFunction(**options), sinks, config, True))(
-        q, pages, jnp.int32(1), tables, lengths
-    )
+    run = quick(lambda *a: decode_attention(*a, ScoreFunction(**options), sinks, config, True))
+    found = run(q, pages, jnp.int32(1), tables, lengths)
     assert relative_error(found, wanted) < TOLERANCE
     np.testing.assert_array_equal(np.asarray(found[1], np.float32), 0)
 
@@ -46,9 +46,8 @@ def test_prefill(case):
     options = case.options()
     sinks = options.pop("sinks")
     config = PrefillConfig(16, 2, 4, 2)
-    found = jax.jit(lambda *a: prefill_attention(*a, ScoreFunction(**options), sinks, config, True))(
-        q, pages, jnp.int32(1), tables, starts, histories
-    )
+    run = quick(lambda *a: prefill_attention(*a, ScoreFunction(**options), sinks, config, True))
+    found = run(q, pages, jnp.int32(1), tables, starts, histories)
     assert relative_error(found, wanted) < TOLERANCE
     np.testing.assert_array_equal(np.asarray(found[int(starts[-1]) :], np.float32), 0)
 
@@ -56,12 +55,13 @@ def test_prefill(case):
 def test_public_functions_take_the_interpreter():
     case = Case(32, 1, 8, 8)
     q, pages, tables, lengths, wanted = decode_problem(case, jnp.bfloat16)
-    found = paged_decode_attention(q, pages, jnp.int32(1), tables, lengths, scale=32**-0.5, implementation="interpret")
+    options = {"scale": 32**-0.5, "implementation": "interpret"}
+    decode = quick(functools.partial(paged_decode_attention, **options))
+    found = decode(q, pages, jnp.int32(1), tables, lengths)
     assert relative_error(found, wanted) < TOLERANCE
     q, pages, tables, starts, histories, wanted = prefill_problem(case, jnp.bfloat16)
-    found = paged_prefill_attention(
-        q, pages, jnp.int32(1), tables, starts, histories, scale=32**-0.5, implementation="interpret"
-    )
+    prefill = quick(functools.partial(paged_prefill_attention, **options))
+    found = prefill(q, pages, jnp.int32(1), tables, starts, histories)
     assert relative_error(found, wanted) < TOLERANCE
 
 
@@ -85,9 +85,23 @@ def test_unpack_every_word(bits):
         np.testing.assert_array_equal(np.asarray(values, np.float64), codes * 0.25 - 3.0)
 
 
-def test_the_work_list_holds_every_item_once_with_last_ones_last():
+def test_the_work_list_holds_every_item_once_and_shorter_ones_last():
     counts = np.array([3, 0, 1, 2, 0, 4, 0, 0], np.int32)
-    pieces = [tuple(map(int, locate(jnp.int32(i), jnp.asarray(counts)))) for i in range(counts.sum())]
+    sizes = np.array([0, 1, 1, 0, 0, 2, 0, 0], np.int32)
+    pieces = [
+        tuple(map(int, locate(jnp.int32(i), jnp.asarray(counts), jnp.asarray(sizes), 3))) for i in range(counts.sum())
+    ]
     assert sorted(pieces) == [(row, number) for row, count in enumerate(counts) for number in range(count)]
-    lasts = [number == counts[row] - 1 for row, number in pieces]
-    assert lasts == sorted(lasts)
+    order = [3 if number < counts[row] - 1 else sizes[row] for row, number in pieces]
+    assert order == sorted(order, reverse=True)
+
+
+def test_a_copied_step_is_whole():
+    """Pages of 16 keys, four a step: those behind a chunk's last key are hidden, and must not hold NaN."""
+    _, pages, tables, starts, histories, _ = prefill_problem(Case(32, 1, 8, 8), jnp.bfloat16)
+    copy = functools.partial(scratch.dequantised_pages, dtype=jnp.bfloat16, pages_per_step=4, interpret=True)
+    found, _ = quick(copy)(pages, jnp.int32(1), tables, starts, histories)
+    for chunk, count in enumerate(np.asarray(histories + starts[1:] - starts[:-1])):
+        step_ends = -(-count // 64) * 64
+        values = np.asarray(found.v[0], np.float32).reshape(len(histories), -1, *found.v.shape[2:])[chunk]
+        assert np.isfinite(values[: step_ends // 16]).all()

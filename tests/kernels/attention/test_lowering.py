@@ -42,9 +42,13 @@ def shapes(case: Case, rows: int, tables: int, page_len: int = 64):
     return q, pages, int32, int32(tables, 40)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.parametrize("kind", DEVICES)
+@pytest.mark.parametrize(
+    ("kind", "case"),
+    [*((DEVICES[n % 4], case) for n, case in enumerate(CASES)), *((kind, CASES[3]) for kind in DEVICES[:3])],
+    ids=str,
+)
 def test_public_functions(kind, case):
+    """Every case on one device, and one case on every device: devices differ in how the work is cut."""
     q, pages, int32, tables = shapes(case, 24, 24)
     options = case.options() | {"implementation": "triton"}
     assert lower(kind, lambda *a: paged_decode_attention(*a, **options), q, pages, int32(), tables, int32(24)) == 2
@@ -52,7 +56,7 @@ def test_public_functions(kind, case):
     found = lower(
         kind, lambda *a: paged_prefill_attention(*a, **options), q, pages, int32(), tables, int32(4), int32(3)
     )
-    assert found == 1
+    assert found == (1 if (case.k_bits, case.v_bits) == (16, 16) else 2)  # with a copy of quantised pages
     rows = jax.ShapeDtypeStruct((24, case.kv_heads, case.head_dim), jnp.bfloat16)
     write = lambda *a: write_kv(*a, implementation="triton")
     assert lower(kind, write, pages, rows, rows, int32(), int32(24), int32(24)) == 1

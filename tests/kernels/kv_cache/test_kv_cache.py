@@ -1,5 +1,7 @@
 """The KV cache: layout, quantisation error, in-place writes; reference and interpreted kernel."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +11,9 @@ from hypothesis import strategies as st
 
 from pallas_kernels.kv_cache import bytes_per_token, empty_pages, write_kv
 from pallas_kernels.kv_cache.quantise import pack, quantise, unpack
+from tests.kernels.attention.cases import quick
 from tests.kernels.attention.oracle import dequantised
+from tests.kernels.kv_cache.compare import assert_same_writes
 
 PRECISIONS = [(16, 8), (8, 4), (4, 16), (4, 4)]
 
@@ -26,7 +30,7 @@ def test_written_rows_come_back(k_bits, v_bits, head_dim):
     k, v = rows(0, 20, 3, head_dim), rows(1, 20, 3, head_dim)
     places = np.random.default_rng(2).permutation(np.arange(16, 80))[:20].astype(np.int32)
     ids, offsets = places // 16, places % 16
-    pages = write_kv(pages, k, v, jnp.int32(1), jnp.asarray(ids), jnp.asarray(offsets))
+    pages = quick(write_kv)(pages, k, v, jnp.int32(1), jnp.asarray(ids), jnp.asarray(offsets))
     for bits, x, stored, params in ((k_bits, k, pages.k, pages.k_params), (v_bits, v, pages.v, pages.v_params)):
         values = dequantised(stored, params, bits)
         found, x = values[1, ids, :, offsets], np.asarray(x, np.float64)
@@ -37,7 +41,7 @@ def test_written_rows_come_back(k_bits, v_bits, head_dim):
         np.testing.assert_array_equal(values, 0)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.sampled_from([8, 4]), st.integers(1, 8), st.integers(0, 2**32 - 1))
 def test_pack_and_unpack_are_inverse(bits, words, seed):
     codes = np.random.default_rng(seed).integers(0, 2**bits, (3, words * 16 // bits)).astype(np.uint16)
@@ -77,9 +81,10 @@ def test_interpreted_kernel_writes_what_the_reference_writes(k_bits, v_bits):
     k, v = rows(0, num_rows, 3, head_dim, jnp.bfloat16), rows(1, num_rows, 3, head_dim, jnp.bfloat16).at[4].set(2.5)
     places = jnp.asarray(np.random.default_rng(2).permutation(8 * 16)[:num_rows], jnp.int32)
     at = (jnp.int32(1), 1 + places // 16, places % 16)
-    found = write_kv(pages, k, v, *at, implementation="interpret")
-    wanted = write_kv(pages, k, v, *at, implementation="reference")
-    jax.tree.map(np.testing.assert_array_equal, found, wanted)
+    found, wanted = (
+        quick(functools.partial(write_kv, implementation=name))(pages, k, v, *at) for name in ("interpret", "reference")
+    )
+    assert_same_writes(found, wanted)
 
 
 def test_bytes_of_a_token():
@@ -104,3 +109,10 @@ def test_heads_that_do_not_pack_are_refused():
         empty_pages(1, 3, 2, 16, 6, k_bits=4, dtype=jnp.float32)
     with pytest.raises(ValueError, match="v_bits: 5"):
         empty_pages(1, 3, 2, 16, 64, v_bits=5, dtype=jnp.float32)
+
+
+def test_debug_names_a_page_that_is_not_in_the_pool():
+    pages = empty_pages(1, 3, 2, 16, 64, dtype=jnp.float32)
+    k, at = jnp.zeros((2, 2, 64)), jnp.zeros(2, jnp.int32)
+    with pytest.raises(ValueError, match=r"page_ids: page 3, accepted: 0 \.\. 2"):
+        write_kv(pages, k, k, jnp.int32(0), at.at[1].set(3), at, debug=True)
