@@ -16,14 +16,14 @@ from jax.experimental import pallas as pl
 from pallas_kernels import backend
 from pallas_kernels.affine_linear.tuning import Config
 from pallas_kernels.affine_linear.types import PackedAffine, PackedLayout
-from pallas_kernels.affine_linear.unpack import unpack_plane, zero_word
+from pallas_kernels.affine_linear.unpack import scale_terms, unpack_plane, zero_word
 
 
-def _load_x(x_ref, w: PackedLayout, first_row, block_m: int, plane_index) -> jax.Array:
-    """x [BM, W] from `first_row` on, where plane `plane_index` of the whole K multiplies it; zeros past M and K."""
-    M, width = x_ref.shape[0], w.plane_width
+def _load_x(x_ref, w: PackedLayout, first_row, block_m: int, first_col, width: int) -> jax.Array:
+    """x [BM, width] from a row and a column on; zeros past M and K."""
+    M = x_ref.shape[0]
     rows = (first_row + jnp.arange(block_m))[:, None]
-    cols = (plane_index * width + jnp.arange(width))[None, :]
+    cols = (first_col + jnp.arange(width))[None, :]
     masks = [rows < M] * (M % block_m != 0) + [cols < w.K] * (w.K % w.tile_k != 0)
     rows, cols = jnp.broadcast_arrays(rows, cols)
     if not masks:
@@ -40,52 +40,67 @@ def _load_params(refs, w: PackedLayout, layer, tile, columns) -> tuple[tuple[jax
     )
 
 
+def _add_piece(acc, words, params, x_of_plane, *, w: PackedLayout, config: Config, interpret: bool) -> jax.Array:
+    """acc [BN, BM] plus weights times x^T over one piece of K.
+
+    Args:
+        acc: float32 [BN, BM].
+        words: uint16 [BN, W], the piece.
+        params: of every group, its scale [BN] and, where the kind has one, its zero point or offset.
+        x_of_plane: gives x [BM, W] for a plane of the words.
+    """
+    (BN, W), run = words.shape, w.planes_per_group
+
+    def dot(weights, x, total):
+        return total + lax.dot_general(weights, x, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
+
+    def by_word(column):
+        return jnp.broadcast_to(column[:, None], (BN, W))
+
+    for start in range(0, w.num_planes, run):
+        scale, *shift = params[start // run]
+        zero = shift[0] if w.kind == "zero" else jnp.full((BN,), 2 ** (w.bits - 1), jnp.int32)
+        part = acc if config.scale_weights else jnp.zeros_like(acc)
+        sums = jnp.zeros_like(acc)
+        for plane in range(start, start + run):
+            x = x_of_plane(plane)
+            zeros = by_word(zero_word(zero, w.bits, x.dtype))
+            scales = map(by_word, scale_terms(scale, x.dtype) if config.scale_weights else ())
+            part = dot(unpack_plane(words, zeros, *scales, bits=w.bits, plane=plane, interpret=interpret), x, part)
+            if w.kind == "offset":  # every row of ones @ x^T is the sum of x that the offset multiplies
+                sums = dot(jnp.ones((BN, W), x.dtype), x, sums)
+        acc = part if config.scale_weights else acc + part * scale.astype(jnp.float32)[:, None]
+        if w.kind == "offset":
+            acc = acc + sums * shift[0].astype(jnp.float32)[:, None]
+    return acc
+
+
 def _affine_kernel(layer_ref, x_ref, words_ref, *refs, w: PackedLayout, config: Config, interpret: bool):
     *param_refs, out_ref = refs
     layer, split = layer_ref[0], pl.program_id(2)
-    BM, BN = config.block_m, config.block_n
-    acc_shape = (BM, BN) if config.x_left else (BN, BM)
+    BM, BN, W = config.block_m, config.block_n, w.plane_width // config.parts
     first_row, columns = pl.program_id(0) * BM, pl.ds(pl.program_id(1) * BN, BN)
-    first = split * w.num_tiles // config.splits
-    last = (split + 1) * w.num_tiles // config.splits
+    first = split * w.num_tiles // config.splits * config.parts
+    last = (split + 1) * w.num_tiles // config.splits * config.parts
 
-    def zeros_of(params):
-        zero = params[1] if w.kind == "zero" else jnp.full((BN,), 2 ** (w.bits - 1), jnp.int32)
-        word = zero_word(zero, w.bits, x_ref.dtype)
-        return jnp.broadcast_to(word[:, None], (BN, w.plane_width))
+    def params_of(piece):
+        tile = jnp.minimum(piece, last - 1) // config.parts
+        return _load_params(param_refs, w, layer, tile, columns)
 
-    def dot(weights, x, acc):
-        left, right = (x, weights) if config.x_left else (weights, x)
-        return acc + lax.dot_general(left, right, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
-
-    def by_column(params):
-        params = params.astype(jnp.float32)
-        return params[None, :] if config.x_left else params[:, None]
-
-    def step(tile, carry):
+    def step(piece, carry):
         acc, params = carry
-        # one tile ahead: these loads feed no dot, so Triton does not pipeline them
-        next_params = _load_params(param_refs, w, layer, jnp.minimum(tile + 1, last - 1), columns)
-        words = words_ref[layer, tile, columns, :]
-        run = w.planes_per_group
-        for start in range(0, w.num_planes, run):
-            group_params = params[start // run]
-            zeros = zeros_of(group_params)
-            part = jnp.zeros(acc_shape, jnp.float32)
-            sums = jnp.zeros(acc_shape, jnp.float32)
-            for plane in range(start, start + run):
-                x = _load_x(x_ref, w, first_row, BM, tile * w.num_planes + plane)
-                part = dot(unpack_plane(words, zeros, bits=w.bits, plane=plane, interpret=interpret), x, part)
-                if w.kind == "offset":  # every row of ones @ x^T is the sum of x that the offset multiplies
-                    sums = dot(jnp.ones((BN, w.plane_width), x.dtype), x, sums)
-            acc = acc + part * by_column(group_params[0])
-            if w.kind == "offset":
-                acc = acc + sums * by_column(group_params[1])
-        return acc, next_params
+        # one piece ahead: these loads feed no dot, so Triton does not pipeline them
+        next_params = params_of(piece + 1)
+        tile, offset = (piece, 0) if config.parts == 1 else (piece // config.parts, piece % config.parts * W)
+        words = words_ref[layer, tile, columns, pl.ds(offset, W)]
 
-    init = jnp.zeros(acc_shape, jnp.float32), _load_params(param_refs, w, layer, first, columns)
-    acc, _ = lax.fori_loop(first, last, step, init)
-    _store(out_ref, (acc if config.x_left else acc.T).astype(out_ref.dtype), split)
+        def x_of_plane(plane):
+            return _load_x(x_ref, w, first_row, BM, (tile * w.num_planes + plane) * w.plane_width + offset, W)
+
+        return _add_piece(acc, words, params, x_of_plane, w=w, config=config, interpret=interpret), next_params
+
+    acc, _ = lax.fori_loop(first, last, step, (jnp.zeros((BN, BM), jnp.float32), params_of(first)))
+    _store(out_ref, acc.T.astype(out_ref.dtype), split)
 
 
 def _store(out_ref, tile: jax.Array, split) -> None:
@@ -113,7 +128,7 @@ def fused_linear(
     params = [w.scale] + ([] if w.shift is None else [w.shift])
     out = pl.pallas_call(
         functools.partial(_affine_kernel, w=w.layout, config=config, interpret=interpret),
-        grid=(pl.cdiv(M, BM), w.words.shape[2] // BN, config.splits),
+        grid=(pl.cdiv(M, BM), pl.cdiv(w.N, BN), config.splits),  # no program past N: its stores have no mask
         out_shape=jax.ShapeDtypeStruct((config.splits, M, w.N), out_dtype if config.splits == 1 else jnp.float32),
         compiler_params=backend.compiler_params(config.num_warps, config.num_stages),
         interpret=interpret,

@@ -31,7 +31,9 @@ class Config:
         block_n: columns of a program.
         splits: parts of K, summed in order afterwards.
         num_warps, num_stages: as Triton takes them.
-        x_left: x is the dot's left operand; the weights are otherwise, from registers.
+        parts: pieces of a K tile, one an iteration: 2 halve the shared memory of a stage.
+        scale_weights: scales multiply the weights, rounded to x's dtype, and one float32 sum runs over all of K;
+            otherwise they multiply each group's float32 sum, which is more exact and takes as many registers again.
     """
 
     block_m: int
@@ -39,7 +41,8 @@ class Config:
     splits: int
     num_warps: int
     num_stages: int
-    x_left: bool = False
+    parts: int = 1
+    scale_weights: bool = False
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,7 @@ def bucket_of(M: int) -> int:
 
 def shared_bytes(config: Config, w: PackedLayout) -> int:
     """Upper bound of the shared memory of a program: every stage holds its words and its x."""
-    return config.num_stages * (config.block_n * w.plane_width * 2 + config.block_m * w.tile_k * 2)
+    return config.num_stages * (config.block_n * w.plane_width + config.block_m * w.tile_k) * 2 // config.parts
 
 
 def fits(config: Config, w: PackedLayout, N_padded: int) -> bool:
@@ -67,48 +70,56 @@ def fits(config: Config, w: PackedLayout, N_padded: int) -> bool:
         N_padded % config.block_n == 0
         and config.splits <= w.num_tiles
         and shared_bytes(config, w) <= limit
-        and (config.block_m >= 16 or not config.x_left)
+        and w.plane_width // config.parts >= 32  # a dot of two steps of the tensor cores at least
     )
+
+
+_SCALED: dict[str, Any] = {"scale_weights": True}
+_HALF: dict[str, Any] = {"parts": 2, "scale_weights": True}
+# Buckets up to the key: block_m, block_n, warps, stages and what differs from the defaults, first or near it on an H200
+_CANDIDATES: dict[int, tuple[tuple[int, int, int, int, dict[str, Any]], ...]] = {
+    8: ((8, 32, 2, 3, {}), (8, 32, 1, 3, {}), (8, 64, 2, 3, {})),
+    16: ((16, 32, 2, 3, {}), (16, 64, 2, 3, {}), (16, 64, 4, 3, {})),
+    32: ((32, 128, 4, 3, {}), (32, 64, 4, 3, {})),
+    64: ((64, 128, 4, 2, _SCALED), (64, 256, 4, 3, _HALF), (64, 64, 4, 3, {})),
+    256: ((128, 128, 4, 3, _HALF), (64, 256, 4, 3, _HALF), (64, 64, 4, 3, {})),
+    4096: ((128, 128, 4, 3, _HALF),),
+}
 
 
 def candidates(bucket: int, w: PackedLayout, N_padded: int) -> list[Choice]:
     """What tuning tries for a bucket of rows; all of it lowers and fits."""
-    shapes = {  # block_m, block_n, warps, stages, x_left: what came first or near it on an H200
-        8: (
-            (8, 64, 2, 3, False),
-            (8, 64, 4, 3, False),
-            (8, 128, 4, 3, False),
-            (8, 32, 2, 3, False),
-            (8, 32, 1, 3, False),
-        ),
-        16: ((16, 64, 2, 3, False), (16, 64, 4, 3, False), (16, 128, 4, 3, True), (16, 256, 8, 3, True)),
-        32: ((32, 64, 4, 2, False), (32, 64, 4, 3, False), (32, 128, 4, 3, True), (32, 256, 8, 3, True)),
-        64: ((64, 64, 4, 3, False), (64, 64, 4, 2, False), (64, 128, 8, 3, False)),
-    }
-    large = ((64, 64, 4, 3, False), (64, 64, 4, 2, False), (128, 64, 4, 2, False), (128, 128, 8, 2, False))
     found: list[Choice] = [] if bucket <= 64 else [Dequantise()]
-    for block_m, block_n, warps, stages, x_left in shapes.get(bucket, large):
-        tiles = N_padded // block_n * max(1, bucket // block_m)
-        base = Config(block_m, block_n, 1, warps, stages, x_left)
-        targets = (224, TARGET_PROGRAMS_FEW_ROWS, 896) if bucket <= 16 else (TARGET_PROGRAMS, TARGET_PROGRAMS_FEW_ROWS)
-        wanted = {max(1, round(target / tiles)) for target in targets}
-        splits = sorted(s for s in wanted if s == 1 or s * tiles < 1000)
-        found += [config for s in splits if fits(config := replace(base, splits=s), w, N_padded)]
+    targets = (224, 448, 576, 896) if bucket <= 64 else (128, 256, 448)  # programs
+    for block_m, block_n, warps, stages, options in next(c for most, c in _CANDIDATES.items() if bucket <= most):
+        programs = N_padded // block_n * (bucket // block_m)
+        for splits in sorted({max(1, round(target / programs)) for target in targets if programs}):
+            config = Config(block_m, block_n, splits, warps, stages, **options)
+            if fits(config, w, N_padded):
+                found.append(config)
     return found
 
 
 def rule(bucket: int, w: PackedLayout, N_padded: int) -> Choice:
-    """The choice where nothing was measured."""
+    """The choice where nothing was measured: wide tiles of columns where they fit, else 64 columns."""
     if bucket > 256:
         return Dequantise()
-    block_m, few = min(bucket, 64), bucket <= 16
-    programs = N_padded // 64 * (bucket // block_m)
-    splits = max(1, min(w.num_tiles, round((TARGET_PROGRAMS_FEW_ROWS if few else TARGET_PROGRAMS) / programs)))
-    warps, stages = (2 if few else 4), 3
-    config = Config(block_m, 64, splits, warps, stages)
-    while not fits(config, w, N_padded) and config.num_stages > 1:
-        config = replace(config, num_stages=config.num_stages - 1)
-    return config if fits(config, w, N_padded) else Dequantise()
+    wide = {
+        32: Config(32, 128, 1, 4, 3),
+        64: Config(64, 128, 1, 4, 2, scale_weights=True),
+        128: Config(128, 128, 1, 4, 3, parts=2, scale_weights=True),
+    }
+    few = bucket <= 16
+    narrow = Config(min(bucket, 64), 64 if N_padded > 8192 or not few else 32, 1, 2 if few else 4, 3)
+    for base in (narrow,) if few else (wide[min(bucket, 128)], narrow):
+        programs = N_padded // base.block_n * (bucket // base.block_m)
+        target = TARGET_PROGRAMS_FEW_ROWS if few else TARGET_PROGRAMS
+        splits = max(1, min(w.num_tiles, round(target / programs))) if programs else 1
+        for stages in range(base.num_stages, 0, -1):
+            config = replace(base, splits=splits, num_stages=stages)
+            if fits(config, w, N_padded):
+                return config
+    return Dequantise()
 
 
 def key_of(bucket: int, w: PackedLayout, N: int) -> str:
@@ -125,7 +136,7 @@ def from_entry(entry: dict[str, Any]) -> Choice:
     """The inverse of `to_entry`; other fields, times say, are for people."""
     if entry["path"] == "dequantise":
         return Dequantise()
-    return Config(**{name: entry[name] for name in Config.__dataclass_fields__})
+    return Config(**{name: entry[name] for name in Config.__dataclass_fields__ if name in entry})
 
 
 @functools.cache

@@ -1,12 +1,15 @@
 """The affine linear's kernels against the reference: numerics by the interpreter, then by a GPU where there is one."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from pallas_kernels import backend
-from pallas_kernels.affine_linear import affine_linear, affine_weights, pack
+from pallas_kernels.affine_linear import affine_linear, affine_weights, pack, tuning
+from pallas_kernels.affine_linear.api import linear_by
 from pallas_kernels.affine_linear.kernel import fused_linear
 from pallas_kernels.affine_linear.reference import reference_linear
 from pallas_kernels.affine_linear.tuning import Config
@@ -59,14 +62,42 @@ class KernelTests:
         y = affine_linear(x, w, jnp.int32(1), implementation=self.implementation)
         assert relative_error(y, expected) < TOLERANCE["bfloat16"]
 
-    @pytest.mark.parametrize("x_left", [False, True])
     @pytest.mark.parametrize("splits", [1, 3])
-    def test_splits_and_forms(self, splits, x_left):
+    def test_splits(self, splits):
         x, w, expected = case(3, 19, 1024, 128, 4, 128, "symmetric", "bfloat16")
-        config = Config(16, 64, splits, 4, 3, x_left)
+        config = Config(16, 64, splits, 4, 3)
         interpret = self.implementation == "interpret"
         y = fused_linear(x, w, jnp.int32(1), config, jnp.bfloat16, interpret=interpret)
         assert relative_error(y, expected) < TOLERANCE["bfloat16"]
+
+    @pytest.mark.parametrize(
+        ("kind", "parts", "scale_weights"),
+        [("zero", 1, True), ("offset", 1, True), ("offset", 2, False), ("symmetric", 2, True)],
+    )
+    def test_variants(self, kind, parts, scale_weights):
+        x, w, expected = case(10, 20, 512, 64, 4, 128, kind, "bfloat16")
+        config = Config(32, 64, 2, 4, 2, parts, scale_weights)
+        y = fused_linear(x, w, jnp.int32(1), config, jnp.bfloat16, interpret=self.implementation == "interpret")
+        assert relative_error(y, expected) < TOLERANCE["bfloat16"]
+
+    @pytest.mark.parametrize("bits", [4, 8])
+    def test_scaled_weights_are_rounded_once(self, bits):
+        """x is the identity, so the results are the weights: half a unit in the last place off at most."""
+        K, N = 64 * 16 // bits, 64
+        w = random_weights(13, 1, K, N, bits, 64, "zero")
+        config = Config(64, 64, 1, 4, 2, scale_weights=True)
+        interpret = self.implementation == "interpret"
+        y = fused_linear(
+            jnp.eye(K, dtype=jnp.bfloat16), pack(w), jnp.int32(0), config, jnp.float32, interpret=interpret
+        )
+        expected = reference_linear(jnp.eye(K, dtype=jnp.float32), w, jnp.int32(0), jnp.float32)
+        np.testing.assert_allclose(np.asarray(y), np.asarray(expected), rtol=1.05 * 2**-8)
+
+    def test_scaled_float16(self):
+        x, w, expected = case(11, 16, 512, 64, 8, 64, "zero", "float16")
+        config = Config(16, 64, 1, 4, 2, scale_weights=True)
+        y = fused_linear(x, w, jnp.int32(1), config, jnp.float16, interpret=self.implementation == "interpret")
+        assert relative_error(y, expected) < TOLERANCE["float16"]
 
     def test_dequantise_then_dot(self):
         x, w, expected = case(4, 300, 192, 72, 8, 64, "offset", "bfloat16")
@@ -95,9 +126,27 @@ def test_reference_of_packed_weights(bits, group_size, kind):
     assert relative_error(y, expected) < TOLERANCE["float16"]
 
 
+@pytest.fixture
+def poisoned_memory():
+    """Leaves NaN in the memory that the next results take, so that an output which nobody writes shows."""
+    jax.block_until_ready([jnp.full((size // 4,), jnp.nan) for size in (1 << 12, 1 << 16, 1 << 20, 1 << 24, 1 << 28)])
+
+
 @pytest.mark.gpu
+@pytest.mark.usefixtures("poisoned_memory")
 class TestTriton(KernelTests):
     implementation = "triton"
+
+    @pytest.mark.parametrize("bucket", [8, 16, 32, 64, 256, 512])
+    def test_every_candidate(self, bucket):
+        x, w, expected = case(12, bucket - 1, 2048, 512, 4, 128, "zero", "bfloat16")
+        choices = tuning.candidates(bucket, w.layout, w.words.shape[2])
+        for choice in {replace(c, splits=1): c for c in choices if isinstance(c, Config)}.values():
+            jax.block_until_ready(jnp.full((bucket - 1, 512), jnp.nan, jnp.bfloat16))
+            y = linear_by(choice, x, w, jnp.int32(1), jnp.bfloat16, interpret=False)
+            assert relative_error(y, expected) < TOLERANCE["bfloat16"], choice
+            again = linear_by(choice, x, w, jnp.int32(1), jnp.bfloat16, interpret=False)
+            np.testing.assert_array_equal(np.asarray(again), np.asarray(y))
 
     def test_named_sizes_take_the_kernel(self):
         backend.reset_counts()

@@ -1,6 +1,8 @@
 """Every variant that tuning can choose lowers for CUDA without a GPU, and the tables hold choices that fit."""
 
 import json
+import re
+from dataclasses import replace
 from importlib import resources
 
 import jax
@@ -10,6 +12,7 @@ import pytest
 from pallas_kernels.affine_linear import PackedAffine, affine_linear, tuning
 from pallas_kernels.affine_linear.dequantise import dequantise_layer
 from pallas_kernels.affine_linear.kernel import fused_linear
+from pallas_kernels.affine_linear.unpack import _assembly
 
 KINDS = ["NVIDIA A100", "NVIDIA GeForce RTX 4090", "NVIDIA H100", "NVIDIA B200"]
 
@@ -46,10 +49,10 @@ def test_all_candidates_lower(kind):
     w = abstract_weights(4096, 4096, 4, 128, "zero")
     layer = jax.ShapeDtypeStruct((), jnp.int32)
     with on_device(kind):
-        for bucket in (8, 16, 32, 64, 128):
+        for bucket in (8, 16, 32, 64, 256, 512):
             choices = tuning.candidates(bucket, w.layout, 4096)
-            fused = {(c.block_m, c.block_n, c.x_left): c for c in choices if isinstance(c, tuning.Config)}
-            assert fused
+            fused = {replace(c, splits=1): c for c in choices if isinstance(c, tuning.Config)}
+            assert fused or bucket > 256
             for config in fused.values():
                 x = jax.ShapeDtypeStruct((bucket - 1, 4096), jnp.bfloat16)
                 lowered(
@@ -91,3 +94,11 @@ def test_the_rule_has_a_fitting_choice_for_any_shape_and_gpu():
                     if bucket <= 128:
                         assert isinstance(choice, tuning.Config)
                         assert tuning.fits(choice, w.layout, w.words.shape[2])
+
+
+@pytest.mark.parametrize(("kind", "expected"), [("NVIDIA A100", {"fma"}), ("NVIDIA H100", {"sub", "mul"})])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_arithmetic_on_pairs_of_bfloat16_exists_on_the_gpu(bits, kind, expected):
+    with on_device(kind):
+        text = "".join(_assembly(bits, plane, "bfloat16", scales) for plane in (0, 1) for scales in (0, 1))
+    assert set(re.findall(r"(\w+)\.rn\.bf16x2", text)) == expected
