@@ -63,7 +63,7 @@ def _linear_kernel(layer_ref, x_ref, *refs, rows_per_scale: int, has_blocks: boo
     sum_dtype = jnp.int32 if codes_ref.dtype == jnp.int8 else jnp.float32
 
     def scales(group):
-        """Of the rows [BM, 1] and the outputs [1, BN], either way round."""
+        """Of the rows [BM] and of the outputs [BN]."""
         of_outputs = scale_ref[layer, outputs // rows_per_scale, group]
         of_outputs = of_outputs * E4M3_IN_FLOAT16 if is_widened else of_outputs
         of_rows = x_scale_refs[0][group, rows] if x_scale_refs else jnp.ones((BM,), jnp.float32)
