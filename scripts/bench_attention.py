@@ -5,7 +5,7 @@
 
 Pools take at least 60 GB, pages are in random order and each call reads another layer. The floor of reads is bytes over
 the larger of 4.3 TB/s and the read rate of this run; that of prefill FLOPs over the larger of 790 TFLOP/s and the dot
-rate of this run.
+rate of this run. Beside them stands `jax.nn.dot_product_attention` in bfloat16 over contiguous keys.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import argparse
 import datetime
 import functools
 import glob
-import itertools
 import json
 import os
 import statistics
@@ -23,40 +22,42 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.92")
 
 import jax
 import jax.numpy as jnp
-import numpy as np
+from attention_problems import (
+    DECODE_CASES,
+    LAYERS_TIMED,
+    MAIN_SHAPE,
+    OTHER_CASES,
+    OTHER_SHAPES,
+    PAGE_LEN,
+    PREFILL_CASES,
+    WRITE_CANDIDATES,
+    WRITE_CASES,
+    Shape,
+    decode_candidates,
+    decode_case,
+    over_layers,
+    prefill_args,
+    prefill_candidates,
+    random_pool,
+    write_args,
+)
 from jax import lax
 from jax.profiler import ProfileData
 
-from pallas_kernels.kv_cache import KVPages, bytes_per_token, empty_pages, write_kv
+from pallas_kernels.kv_cache import KVPages, bytes_per_token, write_kv
 from pallas_kernels.kv_cache.kernel import WriteConfig, kernel_write
 from pallas_kernels.paged_attention import paged_decode_attention, paged_prefill_attention
 from pallas_kernels.paged_attention.decode_kernel import DecodeConfig, decode_attention
 from pallas_kernels.paged_attention.prefill_kernel import PrefillConfig, prefill_attention
 from pallas_kernels.paged_attention.tiles import ScoreFunction
 
-PAGE_LEN = 64
-POOL_BYTES = 60e9
-LAYERS_TIMED = 6
 READ_RATE, DOT_RATE = 4.3e12, 790e12
-
-
-class Shape(NamedTuple):
-    """kv heads, query heads of each, head width."""
-
-    kv_heads: int
-    group: int
-    head_dim: int
-
-
-MAIN_SHAPE = Shape(8, 4, 128)
-OTHER_SHAPES = (Shape(8, 3, 128), Shape(4, 7, 128), Shape(8, 1, 128), Shape(8, 4, 64))  # without targets
-OTHER_CASES = ("64x4k", "8k")
 
 
 def kernel_times(compiled: Any, *args: Any, repeats: int = 3) -> dict[str, list[float]]:
@@ -83,72 +84,6 @@ def call_time(times: dict[str, list[float]], prefix: str) -> tuple[float, float]
     calls = max((len(t) for t in ours.values()), default=1)
     rest = sum(sum(t) for name, t in times.items() if name not in ours) / calls
     return sum(statistics.median(t) * round(len(t) / calls) for t in ours.values()), rest
-
-
-def random_pool(k_bits: int, v_bits: int, num_pages: int, *, kv_heads: int, head_dim: int,
-                pool_bytes: float = POOL_BYTES) -> KVPages:  # fmt: skip
-    """Random pages: one layer's worth of random bits, repeated over as many layers as make `pool_bytes`."""
-    per_layer = num_pages * PAGE_LEN * bytes_per_token(kv_heads, head_dim, k_bits=k_bits, v_bits=v_bits)
-    layers = max(LAYERS_TIMED, int(-(-pool_bytes // per_layer)))
-    shapes = jax.eval_shape(
-        lambda: empty_pages(layers, num_pages, kv_heads, PAGE_LEN, head_dim, k_bits=k_bits, v_bits=v_bits,
-                            dtype=jnp.bfloat16)
-    )  # fmt: skip
-
-    def fill(key: jax.Array, like: jax.ShapeDtypeStruct, bits: int) -> jax.Array:
-        if like.dtype == jnp.uint16:
-            one = jax.random.bits(key, like.shape[1:], jnp.uint16)
-        elif like.dtype == jnp.float16:
-            uniform = jax.random.uniform(key, like.shape[1:], jnp.float32, 0.5, 1.0) * 6 / (2**bits - 1)
-            one = uniform.at[:, :, 1].multiply(-(2**bits) / 2).astype(jnp.float16)
-        else:
-            one = jax.random.normal(key, like.shape[1:], jnp.bfloat16)
-        return jnp.broadcast_to(one, like.shape)
-
-    leaves = {}
-    for n, (name, bits) in enumerate((("k", k_bits), ("v", v_bits), ("k_params", k_bits), ("v_params", v_bits))):
-        like = getattr(shapes, name)
-        leaves[name] = None if like is None else jax.jit(fill, static_argnums=(1, 2))(jax.random.key(n), like, bits)
-    return KVPages(**leaves, k_bits=k_bits, v_bits=v_bits, head_dim=head_dim)
-
-
-def over_layers(attend: Any) -> Any:
-    """attend(layer) once for each timed layer, spread over the pool."""
-
-    def run(pages: KVPages, q: jax.Array, *rest: jax.Array) -> jax.Array:
-        stride = pages.k.shape[0] // LAYERS_TIMED
-        return lax.fori_loop(0, LAYERS_TIMED, lambda i, _: attend(q, pages, i * stride, *rest), q)
-
-    return run
-
-
-def ragged_lengths(batch: int = 64) -> np.ndarray:
-    """Lognormal, sigma 1, mean 4k, clipped to 64 .. 32k, seed 0."""
-    x = np.random.default_rng(0).lognormal(np.log(4096) - 0.5, 1.0, batch)
-    return np.clip(x, 64, 32768).astype(np.int32)
-
-
-def decode_case(lengths: np.ndarray, table_len: int, num_pages: int, heads: int, head_dim: int) -> tuple[Any, ...]:
-    """Queries, random block tables, lengths."""
-    rng = np.random.default_rng(1)
-    ids = rng.permutation(num_pages - 1) + 1
-    tables = np.zeros((len(lengths), table_len), np.int32)
-    start = 0
-    for row, length in enumerate(lengths):
-        count = -(-int(length) // PAGE_LEN)
-        tables[row, :count] = ids[start : start + count]
-        start += count
-    q = jax.random.normal(jax.random.key(7), (len(lengths), heads, head_dim), jnp.bfloat16)
-    return q, jnp.asarray(tables), jnp.asarray(lengths, jnp.int32)
-
-
-DECODE_CASES = {
-    "64x4k": (np.full(64, 4096 - 3), 64),
-    "64x16k": (np.full(64, 16384 - 3), 256),
-    "ragged": (ragged_lengths(), 512),
-    "1x1k": (np.full(1, 1024 - 3), 16),
-    "1x32k": (np.full(1, 32768 - 3), 512),
-}
 
 
 def decode_row(case: str, pages: KVPages, config: DecodeConfig | None, compiled: Any, args: Any, rates: Any) -> dict:
@@ -197,28 +132,6 @@ def print_rows(rows: list[dict], limit: int | None = None) -> None:
             print(f"{r['op']:8}{r['case']:8} K{r['k_bits']:<3}V{r['v_bits']:<3}{r['time_us']:10.1f} us"
                   f"{r['floor_us']:9.1f} floor {r['share']:6.3f}  other {r['other_us']:5.1f}"
                   f"  dense {r['xla_bf16_us']}  {cut}", flush=True)  # fmt: skip
-
-
-def decode_candidates(case: str) -> list[DecodeConfig]:
-    """Cuts worth timing: enough programs for the case, all warps and stages."""
-    ranges = {"64x4k": (2048, 4096), "64x16k": (4096, 16384), "ragged": (1024, 2048, 4096),
-              "1x1k": (64, 128), "1x32k": (256, 512)}  # fmt: skip
-    stages = (3, 5) if case in ("64x4k", "ragged") else (4,)
-    return [DecodeConfig(*c) for c in itertools.product(ranges[case], (1, 2), (2, 4), stages) if c[0] >= c[1] * 64]
-
-
-def prefill_candidates() -> list[PrefillConfig]:
-    cuts = itertools.product((64, 128), (1, 2), (4, 8), (2, 3))
-    return [PrefillConfig(*c) for c in cuts if (c[0], c[2]) != (64, 8)]
-
-
-def prefill_args(rows: int, num_pages: int, heads: int, head_dim: int, history: int = 0) -> tuple[jax.Array, ...]:
-    """One chunk of `rows` behind `history` tokens, in random pages."""
-    table_len = -(-(rows + history) // PAGE_LEN)
-    ids = np.random.default_rng(1).permutation(num_pages - 1)[:table_len] + 1
-    q = jax.random.normal(jax.random.key(7), (rows, heads, head_dim), jnp.bfloat16)
-    starts, histories = jnp.asarray([0, rows], jnp.int32), jnp.asarray([history], jnp.int32)
-    return q, jnp.asarray(ids[None], jnp.int32), starts, histories
 
 
 def compile_prefill(config: PrefillConfig | None, pages: KVPages, args: Any) -> Any:
@@ -281,12 +194,7 @@ def prefill_row(case: str, pages: KVPages, config: PrefillConfig | None, compile
 
 def write_row(case: str, pages: KVPages, rows: int, config: WriteConfig | None, rates: Any) -> tuple[dict, KVPages]:
     """`rows` tokens into random pages; the pool is donated and comes back."""
-    rng = np.random.default_rng(2)
-    pages_of_rows = rng.permutation(pages.k.shape[1] - 1)[: -(-rows // PAGE_LEN)] + 1
-    ids = jnp.asarray(np.repeat(pages_of_rows, PAGE_LEN)[:rows], jnp.int32)
-    offsets = jnp.asarray(np.arange(rows) % PAGE_LEN, jnp.int32)
-    shape = (rows, pages.num_kv_heads, pages.head_dim)
-    k, v = (jax.random.normal(jax.random.key(n), shape, jnp.bfloat16) for n in range(2))
+    k, v, ids, offsets = write_args(rows, pages)
     stride = pages.k.shape[0] // LAYERS_TIMED
 
     def write_layer(i, pages, *args):
@@ -344,11 +252,6 @@ def bench(bits: tuple[int, int], cases: list[str], rates: Any, sweep: bool, shap
                 row, pages = write_row(case, pages, WRITE_CASES[case], config, rates)
                 rows.append(row)
     return sorted(rows, key=lambda r: (r["op"], r["case"], r["time_us"]))
-
-
-PREFILL_CASES = {"8k": (8192, 0), "1k+7k": (1024, 7168)}
-WRITE_CANDIDATES = [WriteConfig(*c) for c in ((8, 1), (16, 1), (16, 2), (16, 4), (32, 4), (64, 8), (64, 4))]
-WRITE_CASES = {"8k rows": 8192, "64 rows": 64}
 
 
 def main() -> None:
