@@ -28,7 +28,7 @@ def random_weights(seed, L, K, N, bits, group_size, kind, has_perm=False):
     return affine_weights(codes, scale, offset, perm, bits=bits, group_size=group_size)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(
     K=st.integers(32, 700),
     N=st.integers(1, 150),
