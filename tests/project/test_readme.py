@@ -27,7 +27,7 @@ def test_its_python_runs(code, smollm2, capsys):
 
 def test_the_two_commands_install_this_project_and_nothing_else():
     assert "pip install -q . && .venv/bin/turbojax generate" in command(1)
-    assert command(2) == ".venv/bin/pip install -q '.[test]' && .venv/bin/python -m pytest -n 2 --dist loadfile"
+    assert command(2) == ".venv/bin/pip install -q '.[test]' && .venv/bin/python -m pytest -n 2 --dist worksteal"
     assert "readme_command 2" in (ROOT / ".ci" / "run").read_text()
 
 
