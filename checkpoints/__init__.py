@@ -31,6 +31,7 @@ __all__ = [
     "TensorFormat",
     "TensorInfo",
     "UnsupportedFormatError",
+    "is_native",
     "open_checkpoint",
 ]
 
@@ -54,3 +55,8 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
         return open_gguf(path)
     hint = "give a folder with config.json and safetensors, or a .gguf file"
     raise UnsupportedFormatError(path, "is neither a folder nor a .gguf file", hint=hint)
+
+
+def is_native(path: str | Path) -> bool:
+    """Whether a folder is a finished native checkpoint, for `checkpoints.native`, whose import takes 0.3 s."""
+    return (Path(path) / "_CHECKPOINT_METADATA").is_file()

@@ -7,14 +7,10 @@ from typing import Any
 
 from orbax.checkpoint import v1 as ocp
 
+from checkpoints import is_native
 from checkpoints.errors import CheckpointFileError, ConfigError, CorruptFileError
 
 FORMAT = "turbojax-native-1"
-
-
-def is_native(path: Path) -> bool:
-    """Whether a folder is a finished Orbax checkpoint."""
-    return (path / "_CHECKPOINT_METADATA").is_file()
 
 
 def save_native(path: Path, tree: Any, meta: dict[str, Any]) -> None:

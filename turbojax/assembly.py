@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
+from checkpoints import is_native
 from pallas_kernels import backend
 from turbojax.buckets import Buckets
 from turbojax.configs import MAX_STOP_IDS, EngineConfig
@@ -22,7 +23,6 @@ from turbojax.engine.scheduler import Scheduler, SchedulerConfig
 from turbojax.errors import ConfigError
 from turbojax.memory import MemoryPlan, plan_memory
 from turbojax.models.model import Model, load_model
-from turbojax.models.native import is_native, load_native_model, with_kv_bits
 from turbojax.models.packing import pack_weights
 from turbojax.progress import progress
 from turbojax.runner import JaxRunner
@@ -86,6 +86,8 @@ def open_model(path: Path, config: EngineConfig, advance: Callable[[float], None
     """
     packed = backend.on_gpu()
     if is_native(path):
+        from turbojax.models.native import load_native_model, with_kv_bits  # with orbax, which no other start needs
+
         model = load_native_model(path)
         advance(1)
         if config.dtype not in ("auto", model.spec.dtype):

@@ -4,8 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from checkpoints import CheckpointFileError, ConfigError
-from checkpoints.native import is_native
+from checkpoints import CheckpointFileError, ConfigError, is_native
 from turbojax import EngineConfig, GenerationConfig, pipeline
 from turbojax.errors import ConfigError as EngineConfigError
 from turbojax.errors import ModelConfigError

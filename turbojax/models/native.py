@@ -11,15 +11,13 @@ from typing import Any
 
 import jax
 
-from checkpoints.native import is_native, read_meta, restore_native, save_native
+from checkpoints.native import read_meta, restore_native, save_native
 from turbojax.errors import ModelConfigError
 from turbojax.models.abstract import abstract_weights
 from turbojax.models.model import Model
 from turbojax.models.planning import KVBits
 from turbojax.models.spec import ModelSpec
 from turbojax.tokenizer import load_tokenizer
-
-__all__ = ["is_native", "load_native_model", "save_model", "with_kv_bits"]
 
 Shard = Callable[[Any], Any]
 """An abstract tree -> the same tree with shardings on its leaves."""
