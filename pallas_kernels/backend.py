@@ -30,6 +30,11 @@ MIN_DOT = {"m": 16, "n": 8, "k_bits": 256}  # one mma.sync: 16 x 8 x 256 bits of
 # The public ops that `choose` decides for, by the names that it counts them under.
 OPS = ("affine_linear", "eight_bit_linear", "write_kv", "paged_decode_attention", "paged_prefill_attention")
 
+# Shared memory of a program by compute capability; every other GPU from 8.0 on has at least the last figure.
+_SHARED_KIB = {(8, 0): 163, (8, 7): 163, (9, 0): 227, (10, 0): 227, (10, 3): 227}
+_MIN_SHARED_KIB = 99
+_CAPABILITY_WITHOUT_DEVICE = (9, 0)
+
 _CAPABILITY_OF_KIND = {  # for abstract devices, which carry a name only
     "A100": (8, 0),
     "RTX 4090": (8, 9),
@@ -79,6 +84,11 @@ def compute_capability() -> tuple[int, int] | None:
         major, _, minor = str(version).partition(".")
         return int(major), int(minor)
     return next((cc for kind, cc in _CAPABILITY_OF_KIND.items() if kind in device.device_kind), None)
+
+
+def shared_bytes() -> int:
+    """Shared memory that a program may have on the GPU that ops are traced for; a Hopper's where none is known."""
+    return _SHARED_KIB.get(compute_capability() or _CAPABILITY_WITHOUT_DEVICE, _MIN_SHARED_KIB) << 10
 
 
 def capability_problem(minimum: tuple[int, int] = MIN_CAPABILITY) -> str | None:

@@ -18,8 +18,6 @@ M_BUCKETS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 # Programs that the rule cuts the work into, for 132 multiprocessors of an H200: 3.4 each of 2 warps up to 16 rows, 2
 # each of 4 warps beyond. Fewer leave loads waiting; more cost sums of splits, and x read again from L2.
 TARGET_PROGRAMS_FEW_ROWS, TARGET_PROGRAMS = 448, 256
-SHARED_BYTES = {(8, 0): 163 << 10, (8, 6): 99 << 10, (8, 9): 99 << 10, (12, 0): 99 << 10}
-MOST_SHARED_BYTES = 227 << 10
 
 
 @dataclass(frozen=True)
@@ -65,11 +63,10 @@ def shared_bytes(config: Config, w: PackedLayout) -> int:
 
 def fits(config: Config, w: PackedLayout, N_padded: int) -> bool:
     """Whether the kernel can run so: whole column tiles, a tile of K for each split, memory for the stages."""
-    limit = SHARED_BYTES.get(backend.compute_capability() or (9, 0), MOST_SHARED_BYTES)
     return (
         N_padded % config.block_n == 0
         and config.splits <= w.num_tiles
-        and shared_bytes(config, w) <= limit
+        and shared_bytes(config, w) <= backend.shared_bytes()
         and w.plane_width // config.parts >= 32  # a dot of two steps of the tensor cores at least
     )
 

@@ -42,15 +42,11 @@ def quantise_rows(x: jax.Array, dtype: jnp.dtype, *, grouped: bool) -> tuple[jax
     return codes.reshape(M, -1)[:, :K], scale[..., 0].T
 
 
-def _power_of_2(n: int) -> int:
-    return 1 << max(0, n - 1).bit_length()
-
-
 def _quantise_kernel(x_ref, codes_ref, scale_ref, *, width: int):
     (M, K), (num_groups, _) = x_ref.shape, scale_ref.shape
     row = pl.program_id(0)
-    groups = jnp.arange(_power_of_2(num_groups))
-    inside = jnp.arange(_power_of_2(width))
+    groups = jnp.arange(pl.next_power_of_2(num_groups))
+    inside = jnp.arange(pl.next_power_of_2(width))
     columns, inside = jnp.broadcast_arrays(groups[:, None] * width + inside[None, :], inside[None, :])
     mask = (columns < K) & (inside < width)
     x = backend.masked_load(x_ref.at[jnp.minimum(row, M - 1), columns], mask=mask, other=0.0)
@@ -71,7 +67,7 @@ def quantise_rows_kernel(
     K = x.shape[1]
     width = BLOCK if grouped else K
     num_groups = pl.cdiv(K, width)
-    num_elements = _power_of_2(num_groups) * _power_of_2(width)
+    num_elements = pl.next_power_of_2(num_groups) * pl.next_power_of_2(width)
     return pl.pallas_call(
         functools.partial(_quantise_kernel, width=width),
         grid=(num_rows,),

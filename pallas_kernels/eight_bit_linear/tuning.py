@@ -19,8 +19,6 @@ from pallas_kernels.eight_bit_linear.types import BLOCK, EightBitWeights
 
 M_BUCKETS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 HOPPER = (9, 0)
-SHARED_BYTES = {(8, 0): 163 << 10, (8, 6): 99 << 10, (8, 9): 99 << 10, (12, 0): 99 << 10}
-MOST_SHARED_BYTES = 227 << 10
 TARGET_PROGRAMS = 448  # of the Triton kernel at few rows; splits of K make up for few outputs
 
 # What the Hopper kernel's cost model counts with, in cycles of a multiprocessor at 1.75 GHz.
@@ -114,7 +112,7 @@ def fits(choice: Choice, w: EightBitWeights) -> bool:
         fits_blocks = not w.has_blocks or choice.tile_n <= BLOCK
         whole_tiles = w.K % (BLOCK * choice.splits) == 0 and w.N % choice.program_n == 0
         return backend.compute_capability() == HOPPER and whole_tiles and fits_blocks
-    limit = SHARED_BYTES.get(backend.compute_capability() or HOPPER, MOST_SHARED_BYTES)
+    limit = backend.shared_bytes()
     stage_bytes = choice.block_k * (choice.block_n + choice.block_m * (1 if multiplies(w) else 2))
     fits_blocks = not w.has_blocks or choice.block_k <= BLOCK
     return stage_bytes * choice.num_stages <= limit and choice.splits <= pl.cdiv(w.K, choice.block_k) and fits_blocks

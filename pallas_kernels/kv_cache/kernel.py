@@ -24,10 +24,6 @@ class WriteConfig:
     num_warps: int = 1
 
 
-def _power_of_2(n: int) -> int:
-    return 1 << max(0, n - 1).bit_length()
-
-
 @dataclass(frozen=True)
 class _Side:
     """K or V of some rows of one kv head: planes of head dims, padded to powers of two."""
@@ -45,7 +41,7 @@ class _Side:
 
     @property
     def padded(self) -> int:
-        return _power_of_2(self.width)
+        return pl.next_power_of_2(self.width)
 
     def read(self, ref: Any, rows: jax.Array, valid: jax.Array, head: jax.Array) -> jax.Array:
         """[rows, planes * padded] of ref[rows, head]; padding repeats its plane's last value and moves no bound."""

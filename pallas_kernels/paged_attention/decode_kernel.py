@@ -34,7 +34,6 @@ from pallas_kernels.paged_attention.tiles import (
     load_vector,
     locate,
     pick,
-    power_of_2,
     sides,
 )
 from pallas_kernels.paged_attention.unpack import BASE, plane_factor, unpack_plane
@@ -71,7 +70,7 @@ class Problem:
     @property
     def rows(self) -> int:
         """Query heads of a dot: its right operand has at least 8 columns."""
-        return max(8, power_of_2(self.group))
+        return max(8, pl.next_power_of_2(self.group))
 
     @property
     def max_ranges(self) -> int:

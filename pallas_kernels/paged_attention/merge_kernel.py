@@ -12,7 +12,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from pallas_kernels import backend
-from pallas_kernels.paged_attention.tiles import LOG2_E, MINUS_INF, call_kernel, ceil_div, power_of_2
+from pallas_kernels.paged_attention.tiles import LOG2_E, MINUS_INF, call_kernel, ceil_div
 
 RANGES_PER_WARP = 16  # 64 float32 a thread at H = 128
 MAX_RANGES_PER_STEP = 64
@@ -30,7 +30,7 @@ def _kernel(
     refs = dict(zip(names, args, strict=True))
     row, head = pl.program_id(0), pl.program_id(1)
     count = num_ranges(refs["lengths"][row])
-    columns = jnp.arange(power_of_2(head_dim), dtype=jnp.int32)
+    columns = jnp.arange(pl.next_power_of_2(head_dim), dtype=jnp.int32)
     real_columns = columns < head_dim
 
     def body(i: jax.Array, carry: Any) -> Any:
@@ -70,7 +70,7 @@ def merge_ranges(
         interpret: run the kernel in the interpreter.
     """
     batch, heads, slots, head_dim = partial.shape
-    step = min(MAX_RANGES_PER_STEP, max(2, power_of_2(slots)))
+    step = min(MAX_RANGES_PER_STEP, max(2, pl.next_power_of_2(slots)))
     inputs = {"lengths": lengths, "partial": partial, "lse": lse, "sinks": sinks}
     kernel = functools.partial(_kernel, num_ranges=num_ranges, slots=slots, head_dim=head_dim, step=step)
     num_warps = max(1, step // RANGES_PER_WARP)

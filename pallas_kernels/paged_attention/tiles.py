@@ -23,14 +23,9 @@ def ceil_div(a: Any, b: int) -> Any:
     return (a + b - 1) // b
 
 
-def power_of_2(n: int) -> int:
-    """The next power of two: the sizes that Triton loads."""
-    return 1 << max(0, n - 1).bit_length()
-
-
 def load_vector(ref: Any, start: int, size: int) -> jax.Array:
     """int32 ref[start : start + size], padded with zeros to a power of two."""
-    index = jnp.arange(power_of_2(size), dtype=jnp.int32)
+    index = jnp.arange(pl.next_power_of_2(size), dtype=jnp.int32)
     return backend.masked_load(ref.at[start + jnp.minimum(index, size - 1)], mask=index < size, other=0)
 
 
@@ -116,7 +111,7 @@ class Side:
     @property
     def padded(self) -> int:
         """Columns of a tile: a power of two, and at least the 16 that a dot takes."""
-        return max(16, power_of_2(self.width))
+        return max(16, pl.next_power_of_2(self.width))
 
     def columns(self, plane: int) -> tuple[jax.Array, jax.Array]:
         """Head dims [padded] of a plane, clipped into the array, and which of them are real."""

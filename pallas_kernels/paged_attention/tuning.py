@@ -8,20 +8,18 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.experimental import pallas as pl
 
 from pallas_kernels import backend
 from pallas_kernels.kv_cache.pages import KVPages
 from pallas_kernels.paged_attention.decode_kernel import DecodeConfig
 from pallas_kernels.paged_attention.prefill_kernel import PrefillConfig
-from pallas_kernels.paged_attention.tiles import ceil_div, power_of_2
+from pallas_kernels.paged_attention.tiles import ceil_div
 
 TABLE = Path(__file__).with_name("tuned.json")
 MAX_GROUP = 64
 NUM_SMS = 132  # where the device does not say: lowering without a GPU
 PROGRAMS_PER_SM = 4
-KIB = 1 << 10
-SHARED_BYTES = {(8, 0): 163 * KIB, (8, 7): 163 * KIB, (9, 0): 227 * KIB, (10, 0): 227 * KIB, (10, 3): 227 * KIB}
-MIN_SHARED_BYTES = 99 * KIB  # every other GPU from compute capability 8.0 on has at least these
 MIN_RANGE_LEN = 64  # below it the merge costs more than the range
 
 
@@ -29,7 +27,7 @@ def kernel_problem(q: jax.Array, pages: KVPages) -> str | None:
     """Why the attention kernels cannot run on these arrays; None where they can."""
     if problem := backend.capability_problem():
         return problem
-    if pages.page_len < 16 or pages.page_len != power_of_2(pages.page_len):
+    if pages.page_len < 16 or pages.page_len != pl.next_power_of_2(pages.page_len):
         return f"page_len {pages.page_len} is no power of two of at least 16"
     if q.shape[1] // pages.num_kv_heads > MAX_GROUP:
         return f"{q.shape[1] // pages.num_kv_heads} query heads per kv head are more than {MAX_GROUP}"
@@ -52,18 +50,13 @@ def _num_sms() -> int:
     return found or NUM_SMS
 
 
-def _shared_bytes() -> int:
-    """Shared memory that a program may have."""
-    return SHARED_BYTES.get(backend.compute_capability() or (9, 0), MIN_SHARED_BYTES)
-
-
 def decode_config(q: jax.Array, pages: KVPages, table_len: int) -> DecodeConfig:
     """The cut for a shape: long ranges where the batch alone fills the GPU, short ones where it does not."""
     by_bits = _tuned()["decode"]
     bits = f"{pages.k_bits},{pages.v_bits}"
     tuned = by_bits.get(bits, by_bits[str(min(pages.k_bits, pages.v_bits))])
     keys_in_tables = q.shape[0] * pages.num_kv_heads * table_len * pages.page_len
-    fair = power_of_2(ceil_div(keys_in_tables, _num_sms() * PROGRAMS_PER_SM))
+    fair = pl.next_power_of_2(ceil_div(keys_in_tables, _num_sms() * PROGRAMS_PER_SM))
     range_len = max(pages.page_len, MIN_RANGE_LEN, min(tuned["max_range_len"], fair))
     steps = min(tuned["pages_per_step"], range_len // pages.page_len)
     return DecodeConfig(range_len, steps, tuned["num_warps"], tuned["num_stages"])
@@ -72,11 +65,11 @@ def decode_config(q: jax.Array, pages: KVPages, table_len: int) -> DecodeConfig:
 def prefill_config(q: jax.Array, pages: KVPages) -> PrefillConfig:
     """The measured cut, with fewer rows where there are fewer, and as many load stages as shared memory holds."""
     tuned = _tuned()["prefill"]
-    tile_rows = min(tuned["tile_rows"], max(16, power_of_2(q.shape[0])))
+    tile_rows = min(tuned["tile_rows"], max(16, pl.next_power_of_2(q.shape[0])))
     steps = max(1, tuned["keys_per_step"] // pages.page_len)
-    columns = power_of_2(pages.head_dim)
+    columns = pl.next_power_of_2(pages.head_dim)
     block = 2 * steps * pages.page_len * columns  # of keys or values, 16 bits
     stored = block * (pages.k_bits + pages.v_bits) // 16
     unpacked = block * ((pages.k_bits != 16) + (pages.v_bits != 16))
-    room = _shared_bytes() - 2 * tile_rows * columns - unpacked
+    room = backend.shared_bytes() - 2 * tile_rows * columns - unpacked
     return PrefillConfig(tile_rows, steps, tuned["num_warps"], max(1, min(tuned["num_stages"], room // stored)))
