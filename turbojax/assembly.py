@@ -60,6 +60,15 @@ def assemble(path: Path, config: EngineConfig) -> EngineParts:
     """
     with progress_bar(f"loading {path.name}", total=1) as advance:
         model = open_model(path, config, advance)
+    return assemble_model(model, config)
+
+
+def assemble_model(model: Model, config: EngineConfig) -> EngineParts:
+    """The engine of a model whose weights are on the device.
+
+    Raises:
+        OutOfMemoryError: the pool does not fit.
+    """
     session_len = min(config.session_len or model.spec.max_len, model.spec.max_len)
     memory = plan_memory(
         model.spec,
