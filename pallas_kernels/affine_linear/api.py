@@ -39,6 +39,23 @@ def affine_linear(
     Raises:
         ValueError: shape or dtype of x, or an implementation that cannot run.
     """
+    out_dtype = jnp.dtype(out_dtype or x.dtype)
+    return sum_partial(affine_partial(x, w, layer, out_dtype=out_dtype, implementation=implementation), out_dtype)
+
+
+def affine_partial(
+    x: jax.Array,
+    w: AffineWeights | PackedAffine,
+    layer: jax.Array | int,
+    *,
+    out_dtype: jnp.dtype | None = None,
+    implementation: backend.Implementation | None = None,
+) -> jax.Array:
+    """`affine_linear` without the sum over its splits of K, for callers that fuse the sum into what follows.
+
+    Returns:
+        [S, M, N] to be summed over S in order: float32, or out_dtype where S is 1.
+    """
     if x.ndim != 2 or x.shape[1] != w.K:
         raise ValueError(f"x: shape {x.shape}, accepted: [M, {w.K}]")
     if str(x.dtype) not in ACTIVATION_DTYPES:
@@ -46,15 +63,30 @@ def affine_linear(
     out_dtype = jnp.dtype(out_dtype or x.dtype)
     if isinstance(w, AffineWeights):
         backend.choose("affine_linear", implementation, "weights are not packed: call pack(w) once after loading")
-        return reference_linear(x, w, layer, out_dtype)
+        return reference_linear(x, w, layer, out_dtype)[None]
     chosen = backend.choose("affine_linear", implementation, _kernel_problem(x))
     if w.perm is not None:
         x = jnp.take(x, lax.dynamic_index_in_dim(w.perm, layer, keepdims=False), axis=1)
     if chosen == "reference":
         y = _dot(x.astype(jnp.float32), packed_values(w, layer), jnp.dtype(jnp.float32), lax.Precision.HIGHEST)
-        return y.astype(out_dtype)
+        return y.astype(out_dtype)[None]
     choice = tuning.choose(x.shape[0], w.layout, w.N, w.words.shape[2])
-    return linear_by(choice, x, w, layer, out_dtype, interpret=chosen == "interpret")
+    return partial_by(choice, x, w, layer, out_dtype, interpret=chosen == "interpret")
+
+
+def partial_by(
+    choice: tuning.Choice,
+    x: jax.Array,
+    w: PackedAffine,
+    layer: jax.Array | int,
+    out_dtype: jnp.dtype,
+    *,
+    interpret: bool,
+) -> jax.Array:
+    """The kernels' [S, M, N] for x [M, K] whose columns are in the order of the codes, by a given choice."""
+    if isinstance(choice, tuning.Dequantise):
+        return _dot(x, dequantise_layer(w, layer, x.dtype, interpret=interpret), out_dtype, None)[None]
+    return fused_linear(x, w, layer, choice, out_dtype, interpret=interpret)
 
 
 def linear_by(
@@ -66,10 +98,13 @@ def linear_by(
     *,
     interpret: bool,
 ) -> jax.Array:
-    """The kernels' result [M, N] for x [M, K] whose columns are in the order of the codes, by a given choice."""
-    if isinstance(choice, tuning.Dequantise):
-        return _dot(x, dequantise_layer(w, layer, x.dtype, interpret=interpret), out_dtype, None)
-    return fused_linear(x, w, layer, choice, out_dtype, interpret=interpret)
+    """`partial_by` with its sum: [M, N]."""
+    return sum_partial(partial_by(choice, x, w, layer, out_dtype, interpret=interpret), out_dtype)
+
+
+def sum_partial(partial: jax.Array, out_dtype: jnp.dtype) -> jax.Array:
+    """The splits of K [S, M, N] summed in order, in float32 -> [M, N]."""
+    return (partial[0] if partial.shape[0] == 1 else partial.sum(0)).astype(out_dtype)
 
 
 def _dot(x: jax.Array, values: jax.Array, out_dtype: jnp.dtype, precision: lax.Precision | None) -> jax.Array:

@@ -123,10 +123,10 @@ def fused_linear(
     *,
     interpret: bool,
 ) -> jax.Array:
-    """x [M, K] times layer `layer` -> [M, N] in out_dtype; splits of K are summed in float32, in order."""
+    """x [M, K] times layer `layer` -> the splits' sums [splits, M, N] in float32, in out_dtype where there is one."""
     (M, _), BM, BN = x.shape, config.block_m, config.block_n
     params = [w.scale] + ([] if w.shift is None else [w.shift])
-    out = pl.pallas_call(
+    return pl.pallas_call(
         functools.partial(_affine_kernel, w=w.layout, config=config, interpret=interpret),
         grid=(pl.cdiv(M, BM), pl.cdiv(w.N, BN), config.splits),  # no program past N: its stores have no mask
         out_shape=jax.ShapeDtypeStruct((config.splits, M, w.N), out_dtype if config.splits == 1 else jnp.float32),
@@ -134,4 +134,3 @@ def fused_linear(
         interpret=interpret,
         name="affine_linear",
     )(jnp.reshape(jnp.asarray(layer, jnp.int32), (1,)), x, w.words, *params)
-    return out[0] if config.splits == 1 else out.sum(0).astype(out_dtype)

@@ -10,7 +10,6 @@ import pytest
 from pallas_kernels import backend
 from pallas_kernels.affine_linear import affine_linear, affine_weights, pack, tuning
 from pallas_kernels.affine_linear.api import linear_by
-from pallas_kernels.affine_linear.kernel import fused_linear
 from pallas_kernels.affine_linear.reference import reference_linear
 from pallas_kernels.affine_linear.tuning import Config
 from tests.kernels.linear.test_packing import random_weights
@@ -67,7 +66,7 @@ class KernelTests:
         x, w, expected = case(3, 19, 1024, 128, 4, 128, "symmetric", "bfloat16")
         config = Config(16, 64, splits, 4, 3)
         interpret = self.implementation == "interpret"
-        y = fused_linear(x, w, jnp.int32(1), config, jnp.bfloat16, interpret=interpret)
+        y = linear_by(config, x, w, jnp.int32(1), jnp.bfloat16, interpret=interpret)
         assert relative_error(y, expected) < TOLERANCE["bfloat16"]
 
     @pytest.mark.parametrize(
@@ -77,7 +76,7 @@ class KernelTests:
     def test_variants(self, kind, parts, scale_weights):
         x, w, expected = case(10, 20, 512, 64, 4, 128, kind, "bfloat16")
         config = Config(32, 64, 2, 4, 2, parts, scale_weights)
-        y = fused_linear(x, w, jnp.int32(1), config, jnp.bfloat16, interpret=self.implementation == "interpret")
+        y = linear_by(config, x, w, jnp.int32(1), jnp.bfloat16, interpret=self.implementation == "interpret")
         assert relative_error(y, expected) < TOLERANCE["bfloat16"]
 
     @pytest.mark.parametrize("bits", [4, 8])
@@ -87,16 +86,14 @@ class KernelTests:
         w = random_weights(13, 1, K, N, bits, 64, "zero")
         config = Config(64, 64, 1, 4, 2, scale_weights=True)
         interpret = self.implementation == "interpret"
-        y = fused_linear(
-            jnp.eye(K, dtype=jnp.bfloat16), pack(w), jnp.int32(0), config, jnp.float32, interpret=interpret
-        )
+        y = linear_by(config, jnp.eye(K, dtype=jnp.bfloat16), pack(w), jnp.int32(0), jnp.float32, interpret=interpret)
         expected = reference_linear(jnp.eye(K, dtype=jnp.float32), w, jnp.int32(0), jnp.float32)
         np.testing.assert_allclose(np.asarray(y), np.asarray(expected), rtol=1.05 * 2**-8)
 
     def test_scaled_float16(self):
         x, w, expected = case(11, 16, 512, 64, 8, 64, "zero", "float16")
         config = Config(16, 64, 1, 4, 2, scale_weights=True)
-        y = fused_linear(x, w, jnp.int32(1), config, jnp.float16, interpret=self.implementation == "interpret")
+        y = linear_by(config, x, w, jnp.int32(1), jnp.float16, interpret=self.implementation == "interpret")
         assert relative_error(y, expected) < TOLERANCE["float16"]
 
     def test_dequantise_then_dot(self):
