@@ -1,9 +1,10 @@
 """Linear with grouped affine codes of 4 and 8 bits (W4A16, W8A16)."""
 
-from pallas_kernels.affine_linear.api import affine_linear, affine_partial, sum_partial
+from pallas_kernels.affine_linear.api import affine_linear, affine_partial
 from pallas_kernels.affine_linear.packing import pack, packing_problem, unpack
 from pallas_kernels.affine_linear.reference import affine_rows
 from pallas_kernels.affine_linear.types import AffineWeights, PackedAffine, affine_weights
+from pallas_kernels.linears import sum_partial
 
 __all__ = [
     "AffineWeights",

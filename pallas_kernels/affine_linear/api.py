@@ -12,8 +12,7 @@ from pallas_kernels.affine_linear.dequantise import dequantise_layer, packed_val
 from pallas_kernels.affine_linear.kernel import fused_linear
 from pallas_kernels.affine_linear.reference import reference_linear
 from pallas_kernels.affine_linear.types import AffineWeights, PackedAffine
-
-ACTIVATION_DTYPES = ("float32", "bfloat16", "float16")
+from pallas_kernels.linears import check_rows, kernel_problem, sum_partial
 
 
 def affine_linear(
@@ -56,15 +55,12 @@ def affine_partial(
     Returns:
         [S, M, N] to be summed over S in order: float32, or out_dtype where S is 1.
     """
-    if x.ndim != 2 or x.shape[1] != w.K:
-        raise ValueError(f"x: shape {x.shape}, accepted: [M, {w.K}]")
-    if str(x.dtype) not in ACTIVATION_DTYPES:
-        raise ValueError(f"x: dtype {x.dtype}, accepted: {', '.join(ACTIVATION_DTYPES)}")
+    check_rows(x, w.K)
     out_dtype = jnp.dtype(out_dtype or x.dtype)
     if isinstance(w, AffineWeights):
         backend.choose("affine_linear", implementation, "weights are not packed: call pack(w) once after loading")
         return reference_linear(x, w, layer, out_dtype)[None]
-    chosen = backend.choose("affine_linear", implementation, _kernel_problem(x))
+    chosen = backend.choose("affine_linear", implementation, kernel_problem(x))
     if w.perm is not None:
         x = jnp.take(x, lax.dynamic_index_in_dim(w.perm, layer, keepdims=False), axis=1)
     if chosen == "reference":
@@ -102,19 +98,7 @@ def linear_by(
     return sum_partial(partial_by(choice, x, w, layer, out_dtype, interpret=interpret), out_dtype)
 
 
-def sum_partial(partial: jax.Array, out_dtype: jnp.dtype) -> jax.Array:
-    """The splits of K [S, M, N] summed in order, in float32 -> [M, N]."""
-    return (partial[0] if partial.shape[0] == 1 else partial.sum(0)).astype(out_dtype)
-
-
 def _dot(x: jax.Array, values: jax.Array, out_dtype: jnp.dtype, precision: lax.Precision | None) -> jax.Array:
     """x [M, K] times values [N, K] -> [M, N]; XLA accumulates in float32 whatever it writes."""
     contract_k = (((1,), (1,)), ((), ()))
     return lax.dot_general(x, values, contract_k, precision=precision, preferred_element_type=out_dtype)
-
-
-def _kernel_problem(x: jax.Array) -> str | None:
-    """Why the kernels cannot take x here; None where they can."""
-    if x.dtype == jnp.float32:
-        return "x is float32, and the kernels compute with bfloat16 or float16 x"
-    return backend.capability_problem()

@@ -17,6 +17,7 @@ from pallas_kernels import backend
 from pallas_kernels.affine_linear.tuning import Config
 from pallas_kernels.affine_linear.types import PackedAffine, PackedLayout
 from pallas_kernels.affine_linear.unpack import scale_terms, unpack_plane, zero_word
+from pallas_kernels.linears import store_tile
 
 
 def _load_x(x_ref, w: PackedLayout, first_row, block_m: int, first_col, width: int) -> jax.Array:
@@ -100,18 +101,7 @@ def _affine_kernel(layer_ref, x_ref, words_ref, *refs, w: PackedLayout, config: 
         return _add_piece(acc, words, params, x_of_plane, w=w, config=config, interpret=interpret), next_params
 
     acc, _ = lax.fori_loop(first, last, step, (jnp.zeros((BN, BM), jnp.float32), params_of(first)))
-    _store(out_ref, acc.T.astype(out_ref.dtype), split)
-
-
-def _store(out_ref, tile: jax.Array, split) -> None:
-    """Writes the tile [BM, BN] of this program, without what lies past M and N."""
-    (BM, BN), (_, M, N) = tile.shape, out_ref.shape
-    rows = (pl.program_id(0) * BM + jnp.arange(BM))[:, None]
-    cols = (pl.program_id(1) * BN + jnp.arange(BN))[None, :]
-    masks = [rows < M] * (M % BM != 0) + [cols < N] * (N % BN != 0)
-    rows, cols = jnp.broadcast_arrays(rows, cols)
-    mask = jnp.broadcast_to(functools.reduce(jnp.logical_and, masks), rows.shape) if masks else None
-    backend.masked_store(out_ref.at[split, rows, cols], tile, mask=mask)
+    store_tile(out_ref, acc.T.astype(out_ref.dtype), split, pl.program_id(0), pl.program_id(1))
 
 
 def fused_linear(

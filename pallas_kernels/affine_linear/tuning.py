@@ -5,14 +5,12 @@ A choice depends on the bucket of M, never on M itself, so a row's result is bit
 
 from __future__ import annotations
 
-import functools
-import json
 from dataclasses import asdict, dataclass, replace
-from importlib import resources
 from typing import Any
 
 from pallas_kernels import backend
 from pallas_kernels.affine_linear.types import PackedLayout
+from pallas_kernels.linears import bucket_of, table_of
 
 M_BUCKETS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 # Programs that the rule cuts the work into, for 132 multiprocessors of an H200: 3.4 each of 2 warps up to 16 rows, 2
@@ -49,11 +47,6 @@ class Dequantise:
 
 
 Choice = Config | Dequantise
-
-
-def bucket_of(M: int) -> int:
-    """The smallest bucket that holds M rows, or the largest bucket."""
-    return next((bucket for bucket in M_BUCKETS if bucket >= M), M_BUCKETS[-1])
 
 
 def shared_bytes(config: Config, w: PackedLayout) -> int:
@@ -136,18 +129,10 @@ def from_entry(entry: dict[str, Any]) -> Choice:
     return Config(**{name: entry[name] for name in Config.__dataclass_fields__ if name in entry})
 
 
-@functools.cache
-def table_of(device_kind: str) -> dict[str, dict[str, Any]]:
-    """The measured choices for a GPU, empty where none were committed."""
-    name = device_kind.lower().replace(" ", "_") + ".json"
-    file = resources.files(__package__) / "tables" / name
-    return json.loads(file.read_text())["entries"] if file.is_file() else {}
-
-
 def choose(M: int, w: PackedLayout, N: int, N_padded: int) -> Choice:
     """The measured choice for this shape and bucket if it fits, else the rule's."""
-    bucket = bucket_of(M)
-    entry = table_of(backend.device_kind()).get(key_of(bucket, w, N))
+    bucket = bucket_of(M, M_BUCKETS)
+    entry = table_of(__package__, backend.device_kind()).get(key_of(bucket, w, N))
     if entry is not None:
         choice = from_entry(entry)
         if isinstance(choice, Dequantise) or fits(choice, w, N_padded):

@@ -15,8 +15,7 @@ from pallas_kernels.eight_bit_linear.kernel import fused_linear
 from pallas_kernels.eight_bit_linear.quantise import quantise_rows_kernel
 from pallas_kernels.eight_bit_linear.reference import dequantise, reference_linear
 from pallas_kernels.eight_bit_linear.types import EightBitWeights
-
-ACTIVATION_DTYPES = ("float32", "bfloat16", "float16")
+from pallas_kernels.linears import check_rows, kernel_problem
 
 
 def eight_bit_linear(
@@ -45,12 +44,9 @@ def eight_bit_linear(
     Raises:
         ValueError: shape or dtype of x, or an implementation that cannot run.
     """
-    if x.ndim != 2 or x.shape[1] != w.K:
-        raise ValueError(f"x: shape {x.shape}, accepted: [M, {w.K}]")
-    if str(x.dtype) not in ACTIVATION_DTYPES:
-        raise ValueError(f"x: dtype {x.dtype}, accepted: {', '.join(ACTIVATION_DTYPES)}")
+    check_rows(x, w.K)
     out_dtype = jnp.dtype(out_dtype or x.dtype)
-    chosen = backend.choose("eight_bit_linear", implementation, _kernel_problem(x))
+    chosen = backend.choose("eight_bit_linear", implementation, kernel_problem(x))
     if chosen == "reference":
         return reference_linear(x, w, layer).astype(out_dtype)
     interpret = chosen == "interpret"
@@ -82,10 +78,3 @@ def linear_by(
         w, layer = EightBitWeights(codes, scale), 0
     x_codes, x_scale = quantise(x, num_rows=x.shape[0]) if tuning.multiplies(w) else (x, None)
     return fused_linear(x_codes, x_scale, w, layer, choice, out_dtype, interpret=interpret)
-
-
-def _kernel_problem(x: jax.Array) -> str | None:
-    """Why the kernels cannot take x here; None where they can."""
-    if x.dtype == jnp.float32:
-        return "x is float32, and the kernels take bfloat16 or float16 x"
-    return backend.capability_problem()

@@ -18,6 +18,7 @@ from jax.experimental.pallas import mosaic_gpu
 
 from pallas_kernels.eight_bit_linear.tuning import NUM_MULTIPROCESSORS, HopperConfig
 from pallas_kernels.eight_bit_linear.types import BLOCK, EightBitWeights
+from pallas_kernels.linears import sum_partial
 
 BAND = 8  # tiles of outputs that follow each other on the same rows, which then come from L2
 SWIZZLE = 128  # bytes of a row of a tile in shared memory, as TMA and wgmma agree on it
@@ -210,4 +211,4 @@ def hopper_linear(
         w.codes,
         w.scale if w.has_blocks else w.scale[..., 0],
     )
-    return out[0] if config.splits == 1 else out.sum(0).astype(out_dtype)
+    return sum_partial(out, out_dtype)

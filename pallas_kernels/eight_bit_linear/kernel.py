@@ -16,6 +16,7 @@ from jax.experimental import pallas as pl
 from pallas_kernels import backend
 from pallas_kernels.eight_bit_linear.tuning import Config
 from pallas_kernels.eight_bit_linear.types import BLOCK, EightBitWeights
+from pallas_kernels.linears import store_tile, sum_partial
 
 TILE_ROWS_TOGETHER = 8  # row tiles that run one after another on the same weights, which then come from L2
 E4M3_IN_FLOAT16 = 2.0**8  # e4m3 bits shifted into float16 read as value / 2**8: the exponents' biases are 7 and 15
@@ -95,18 +96,7 @@ def _linear_kernel(layer_ref, x_ref, *refs, rows_per_scale: int, has_blocks: boo
     else:
         sums = lax.fori_loop(first, last, lambda step, sums: sums + dot(step), jnp.zeros(shape, sum_dtype))
         acc = scaled(sums, scales(0))
-    _store(out_ref, (acc if config.x_left else acc.T).astype(out_ref.dtype), split, row_tile, column_tile)
-
-
-def _store(out_ref, tile: jax.Array, split, row_tile, column_tile) -> None:
-    """Writes the tile [BM, BN], without what lies past M and N."""
-    (BM, BN), (_, M, N) = tile.shape, out_ref.shape
-    rows, columns = jnp.broadcast_arrays(
-        (row_tile * BM + jnp.arange(BM))[:, None], (column_tile * BN + jnp.arange(BN))[None, :]
-    )
-    masks = [rows < M] * (M % BM != 0) + [columns < N] * (N % BN != 0)
-    mask = functools.reduce(jnp.logical_and, masks) if masks else None
-    backend.masked_store(out_ref.at[split, rows, columns], tile, mask=mask)
+    store_tile(out_ref, (acc if config.x_left else acc.T).astype(out_ref.dtype), split, row_tile, column_tile)
 
 
 def fused_linear(
@@ -134,4 +124,4 @@ def fused_linear(
         interpret=interpret,
         name="eight_bit_linear",
     )(jnp.reshape(jnp.asarray(layer, jnp.int32), (1,)), *arguments)
-    return out[0] if config.splits == 1 else out.sum(0).astype(out_dtype)
+    return sum_partial(out, out_dtype)

@@ -5,10 +5,7 @@ A choice depends on the bucket of M, never on M itself, so a row's result is bit
 
 from __future__ import annotations
 
-import functools
-import json
 from dataclasses import asdict, dataclass
-from importlib import resources
 from typing import Any
 
 import jax.numpy as jnp
@@ -16,6 +13,7 @@ from jax.experimental import pallas as pl
 
 from pallas_kernels import backend
 from pallas_kernels.eight_bit_linear.types import BLOCK, EightBitWeights
+from pallas_kernels.linears import bucket_of, table_of
 
 M_BUCKETS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 HOPPER = (9, 0)
@@ -92,11 +90,6 @@ def wraps_offsets(w: EightBitWeights) -> bool:
     """Whether Triton would read the stack at wrong places: Pallas takes 64-bit offsets from 2**32 bytes on, and up to
     there 32-bit ones with a sign, which 8-bit elements exceed at half of that."""
     return 2**31 < w.codes.size <= 2**32
-
-
-def bucket_of(M: int) -> int:
-    """The smallest bucket that holds M rows, or the largest bucket."""
-    return next((bucket for bucket in M_BUCKETS if bucket >= M), M_BUCKETS[-1])
 
 
 def multiplies(w: EightBitWeights) -> bool:
@@ -187,18 +180,10 @@ def from_entry(entry: dict[str, Any]) -> Choice:
     return kind(**{name: entry[name] for name in kind.__dataclass_fields__})
 
 
-@functools.cache
-def table_of(device_kind: str) -> dict[str, dict[str, Any]]:
-    """The measured choices for a GPU, empty where none were committed."""
-    name = device_kind.lower().replace(" ", "_") + ".json"
-    file = resources.files(__package__) / "tables" / name
-    return json.loads(file.read_text())["entries"] if file.is_file() else {}
-
-
 def choose(M: int, w: EightBitWeights) -> Choice:
     """The measured choice for this shape and bucket if it fits, else the rule's."""
-    bucket = bucket_of(M)
-    entry = table_of(backend.device_kind()).get(key_of(bucket, w))
+    bucket = bucket_of(M, M_BUCKETS)
+    entry = table_of(__package__, backend.device_kind()).get(key_of(bucket, w))
     if entry is None or wraps_offsets(w) or not fits(choice := from_entry(entry), w):
         return rule(bucket, w)
     return choice
