@@ -20,7 +20,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from bench_linear import SHAPES, gpu_events, random_weights
+from kernel_times import gpu_events
+from linear_problems import SHAPES, random_weights
 
 from pallas_kernels import backend
 from pallas_kernels.affine_linear import PackedAffine, tuning
