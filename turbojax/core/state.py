@@ -12,6 +12,7 @@ from pallas_kernels.kv_cache import KVPages, empty_pages
 from turbojax.models.spec import ModelSpec, SegmentSpec
 
 NO_TOKEN = -1
+NOT_FINITE = -2  # in place of a token: the row's logits are not finite, and its slot has stopped
 
 
 @struct.dataclass

@@ -16,7 +16,7 @@ from jax import lax
 
 from turbojax.core.decoder import ChunkRows, DecodeRows, Rows, forward, logits_of
 from turbojax.core.sampling import mask_stop_ids, sample
-from turbojax.core.state import NO_TOKEN, EngineState, Slots
+from turbojax.core.state import NO_TOKEN, NOT_FINITE, EngineState, Slots
 from turbojax.core.weights import Weights
 
 
@@ -52,11 +52,15 @@ class PrefillBatch:
     is_last: jax.Array
 
 
-def page_of(block_tables: jax.Array, positions: jax.Array, page_len: int, valid: jax.Array) -> jax.Array:
-    """Page ids [groups, M] that hold `positions` [M], given rows of tables [M, groups, pages]; the sink if invalid."""
-    index = jnp.clip(positions // page_len, 0, block_tables.shape[-1] - 1)
-    pages = jnp.take_along_axis(block_tables, index[:, None, None], axis=2)[:, :, 0]
-    return jnp.where(valid[:, None], pages, 0).T
+def page_of(slots: Slots, at: jax.Array, positions: jax.Array, page_len: int, valid: jax.Array) -> jax.Array:
+    """Page ids [groups, M] that hold `positions` [M] of the slots `at` [M]; the sink where not valid.
+
+    One gather of M page ids: a row of a table a token would be 64 MB for a chunk of 8k tokens at 128k tokens a slot.
+    """
+    _, num_groups, num_pages = slots.block_tables.shape
+    index = jnp.clip(positions // page_len, 0, num_pages - 1)
+    group = jnp.arange(num_groups, dtype=jnp.int32)
+    return jnp.where(valid[None], slots.block_tables[at[None], group[:, None], index[None]], 0)
 
 
 def apply_grants(slots: Slots, grants: jax.Array) -> Slots:
@@ -74,7 +78,7 @@ def decode_rows(slots: Slots, batch_slots: jax.Array, page_len: int) -> Rows:
         tokens=jnp.where(active, slots.last_token[batch_slots], 0),
         positions=positions,
         admitted_lens=slots.admitted_len[batch_slots],
-        page_ids=page_of(tables, positions, page_len, active),
+        page_ids=page_of(slots, batch_slots, positions, page_len, active),
         page_offsets=positions % page_len,
         decode=DecodeRows(tables, jnp.where(active, length, 0)),
         chunks=None,
@@ -93,7 +97,7 @@ def chunk_rows(slots: Slots, batch: PrefillBatch, page_len: int) -> Rows:
         tokens=jnp.where(valid, batch.tokens, 0),
         positions=positions,
         admitted_lens=slots.admitted_len[batch.slots][chunk],
-        page_ids=page_of(tables[chunk], positions, page_len, valid),
+        page_ids=page_of(slots, batch.slots[chunk], positions, page_len, valid),
         page_offsets=positions % page_len,
         decode=None,
         chunks=ChunkRows(tables, batch.starts, batch.history_lens),
@@ -115,7 +119,7 @@ def concat_rows(decode: Rows, chunks: Rows) -> Rows:
 
 
 def sample_slots(
-    slots: Slots, at: jax.Array, logits: jax.Array, lengths: jax.Array, valid: jax.Array
+    slots: Slots, at: jax.Array, logits: jax.Array, lengths: jax.Array, valid: jax.Array, real: jax.Array
 ) -> tuple[Slots, jax.Array]:
     """Samples the next token of slots and moves them on.
 
@@ -125,10 +129,13 @@ def sample_slots(
         logits: float32 [M, V].
         lengths: int32 [M], tokens of the sequence before this one.
         valid: bool [M], rows whose token counts.
+        real: bool [M], rows that stand for a sequence, whether their token counts or not.
 
     Returns:
-        The slots, and the tokens int32 [M], NO_TOKEN where not valid.
+        The slots, and the tokens int32 [M], NO_TOKEN where not valid, NOT_FINITE in real rows of such logits.
     """
+    # One reduction, which XLA runs in the pass over the logits that picks the token; max keeps a NaN.
+    finite = jnp.isfinite(jnp.max(jnp.abs(logits), axis=-1))
     stop_ids = slots.stop_ids[at]
     logits = mask_stop_ids(logits, stop_ids, lengths < slots.min_len[at])
     tokens = sample(logits, jax.tree.map(lambda leaf: leaf[at], slots.sampler), lengths)
@@ -139,9 +146,9 @@ def sample_slots(
         slots,
         last_token=slots.last_token.at[at].set(tokens),
         length=slots.length.at[at].set(lengths + 1),
-        active=slots.active.at[at].set(valid & ~stopped),
+        active=slots.active.at[at].set(valid & finite & ~stopped),
     )
-    return slots, jnp.where(valid, tokens, NO_TOKEN)
+    return slots, jnp.where(real & ~finite, NOT_FINITE, jnp.where(valid, tokens, NO_TOKEN))
 
 
 def mixed(
@@ -151,16 +158,18 @@ def mixed(
 
     Returns:
         The state, and int32 [B + C] tokens: those of the decode slots, then those sampled behind the chunks;
-        NO_TOKEN for slots that had stopped, chunks that are not last, and padding.
+        NO_TOKEN for slots that had stopped, chunks that are not last, and padding; NOT_FINITE where the logits of a
+        slot or chunk are not.
     """
     page_len, slots = state.pool.page_len, state.slots
-    parts, at, lengths, valid, logit_rows = [], [], [], [], []
+    parts, at, lengths, valid, real, logit_rows = [], [], [], [], [], []
     if decode is not None:
         slots = apply_grants(slots, decode.grants)
         parts.append(decode_rows(slots, decode.slots, page_len))
         at.append(decode.slots)
         lengths.append(slots.length[decode.slots])
         valid.append(slots.active[decode.slots])
+        real.append(slots.active[decode.slots])
         logit_rows.append(jnp.arange(decode.slots.shape[0], dtype=jnp.int32))
     if prefill is not None:
         num_before = 0 if decode is None else decode.slots.shape[0]
@@ -168,11 +177,13 @@ def mixed(
         at.append(prefill.slots)
         lengths.append(prefill.history_lens + prefill.starts[1:] - prefill.starts[:-1])
         valid.append(prefill.is_last)
+        real.append(prefill.starts[1:] > prefill.starts[:-1])
         logit_rows.append(num_before + jnp.maximum(prefill.starts[1:] - 1, 0))
     rows = parts[0] if len(parts) == 1 else concat_rows(*parts)
     pool, hidden = forward(weights, state.pool, rows)
     logits = logits_of(weights, hidden[jnp.concatenate(logit_rows)])
-    slots, tokens = sample_slots(slots, jnp.concatenate(at), logits, jnp.concatenate(lengths), jnp.concatenate(valid))
+    cat = jnp.concatenate
+    slots, tokens = sample_slots(slots, cat(at), logits, cat(lengths), cat(valid), cat(real))
     return EngineState(pool, slots), tokens
 
 
@@ -199,9 +210,9 @@ def decode(
         slots = state.slots
         rows = decode_rows(slots, batch.slots, page_len)
         pool, hidden = forward(weights, state.pool, rows)
-        slots, new = sample_slots(
-            slots, batch.slots, logits_of(weights, hidden), slots.length[batch.slots], slots.active[batch.slots]
-        )
+        active = slots.active[batch.slots]
+        logits = logits_of(weights, hidden)
+        slots, new = sample_slots(slots, batch.slots, logits, slots.length[batch.slots], active, active)
         return EngineState(pool, slots), tokens.at[i].set(new)
 
     tokens = jnp.full((num_steps, batch.slots.shape[0]), NO_TOKEN, jnp.int32)
