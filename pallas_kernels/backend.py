@@ -28,7 +28,15 @@ MIN_FP8_CAPABILITY = (8, 9)
 MIN_DOT = {"m": 16, "n": 8, "k_bits": 256}  # one mma.sync: 16 x 8 x 256 bits of either operand
 
 # The public ops that `choose` decides for, by the names that it counts them under.
-OPS = ("affine_linear", "eight_bit_linear", "write_kv", "paged_decode_attention", "paged_prefill_attention")
+OPS = (
+    "affine_linear",
+    "eight_bit_linear",
+    "add_rms_norm",
+    "rope_write",
+    "write_kv",
+    "paged_decode_attention",
+    "paged_prefill_attention",
+)
 
 # Shared memory of a program by compute capability; every other GPU from 8.0 on has at least the last figure.
 _SHARED_KIB = {(8, 0): 163, (8, 7): 163, (9, 0): 227, (10, 0): 227, (10, 3): 227}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,9 +25,10 @@ class WriteConfig:
 
 
 @dataclass(frozen=True)
-class _Side:
+class Side:
     """K or V of some rows of one kv head: planes of head dims, padded to powers of two."""
 
+    name: str
     bits: int
     head_dim: int
 
@@ -43,14 +44,12 @@ class _Side:
     def padded(self) -> int:
         return pl.next_power_of_2(self.width)
 
-    def read(self, ref: Any, rows: jax.Array, valid: jax.Array, head: jax.Array) -> jax.Array:
-        """[rows, planes * padded] of ref[rows, head]; padding repeats its plane's last value and moves no bound."""
+    def columns(self) -> jax.Array:
+        """Head dims [planes * padded] of the padded planes; padding repeats its plane's last and moves no bound."""
         column = jnp.arange(self.planes * self.padded, dtype=jnp.int32)
-        if self.padded != self.width:  # else contiguous, which a clipped index would hide
-            column = column // self.padded * self.width + jnp.minimum(column % self.padded, self.width - 1)
-        at = jnp.broadcast_arrays(rows[:, None], column[None, :])
-        mask = jnp.broadcast_to(valid[:, None], at[0].shape)
-        return backend.masked_load(ref.at[at[0], head, at[1]], mask=mask, other=0.0)
+        if self.padded == self.width:  # contiguous, which a clipped index would hide
+            return column
+        return column // self.padded * self.width + jnp.minimum(column % self.padded, self.width - 1)
 
     def quantise(self, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Words uint16 [rows, padded], scale and offset float16 [rows]; see `quantise.quantise` and `quantise.pack`."""
@@ -67,29 +66,64 @@ class _Side:
         words = jnp.sum(by_plane << shifts[None, :, None], axis=1)  # planes share no bit: their sum is their union
         return words.astype(jnp.uint16), scale, offset
 
+    def store(self, refs: dict[str, Any], x: jax.Array, at: Place, head: jax.Array) -> None:
+        """Writes x [rows, planes * padded], values at `columns()`, to the rows' places of the pages."""
+        if self.bits != 16:
+            x, *params = self.quantise(x)
+            for row, values in enumerate(params):
+                where = refs[f"out_{self.name}_params"].at[at.layer, at.pages, head, row, at.offsets]
+                backend.masked_store(where, values, mask=at.valid)
+        columns = jnp.arange(self.padded, dtype=jnp.int32)
+        # Masked places keep columns of their own: the interpreter writes old values back there.
+        index = jnp.broadcast_arrays(at.pages[:, None], at.offsets[:, None], columns[None, :])
+        where = refs["out_" + self.name].at[at.layer, index[0], head, index[1], index[2]]
+        mask = at.valid[:, None] & (columns < self.width)[None, :]
+        backend.masked_store(where, x.astype(refs["out_" + self.name].dtype), mask=mask)
 
-def _kernel(*args: Any, names: tuple[str, ...], config: WriteConfig, num_rows: int, k_bits: int, v_bits: int) -> None:
+
+class Place(NamedTuple):
+    """Where a program's rows go: int32 scalar layer, [rows] pages and offsets, and which rows are real."""
+
+    layer: jax.Array
+    pages: jax.Array
+    offsets: jax.Array
+    valid: jax.Array
+
+
+def place_of(refs: dict[str, Any], rows: jax.Array, valid: jax.Array) -> Place:
+    """Reads the rows' places."""
+    pages, offsets = (
+        backend.masked_load(refs[name].at[rows], mask=valid, other=0) for name in ("page_ids", "page_offsets")
+    )
+    return Place(refs["layer"][0], pages, offsets, valid)
+
+
+def _kernel(*args: Any, names: tuple[str, ...], config: WriteConfig, num_rows: int, sides: tuple[Side, ...]) -> None:
     """One program: some rows of one kv head, K and V; all reads first, since stores might be to what is read."""
     refs = dict(zip(names, args, strict=True))
-    head, layer = pl.program_id(1), refs["layer"][0]
+    head = pl.program_id(1)
     rows = pl.program_id(0) * config.rows + jnp.arange(config.rows, dtype=jnp.int32)
     valid, rows = rows < num_rows, jnp.minimum(rows, num_rows - 1)
-    sides = [(name, _Side(bits, refs["new_" + name].shape[2])) for name, bits in (("k", k_bits), ("v", v_bits))]
-    found = [side.read(refs["new_" + name], rows, valid, head) for name, side in sides]
-    pages = backend.masked_load(refs["page_ids"].at[rows], mask=valid, other=0)
-    offsets = backend.masked_load(refs["page_offsets"].at[rows], mask=valid, other=0)
-    for x, (name, side) in zip(found, sides, strict=True):
-        if side.bits != 16:
-            x, *params = side.quantise(x)
-            for row, values in enumerate(params):
-                where = refs[f"out_{name}_params"].at[layer, pages, head, row, offsets]
-                backend.masked_store(where, values, mask=valid)
-        columns = jnp.arange(side.padded, dtype=jnp.int32)
-        # Masked places keep columns of their own: the interpreter writes old values back there.
-        at = jnp.broadcast_arrays(pages[:, None], offsets[:, None], columns[None, :])
-        where = refs["out_" + name].at[layer, at[0], head, at[1], at[2]]
-        mask = valid[:, None] & (columns < side.width)[None, :]
-        backend.masked_store(where, x.astype(refs["out_" + name].dtype), mask=mask)
+
+    def read(side: Side) -> jax.Array:
+        at = jnp.broadcast_arrays(rows[:, None], side.columns()[None, :])
+        mask = jnp.broadcast_to(valid[:, None], at[0].shape)
+        return backend.masked_load(refs["new_" + side.name].at[at[0], head, at[1]], mask=mask, other=0.0)
+
+    found, place = [read(side) for side in sides], place_of(refs, rows, valid)
+    for side, x in zip(sides, found, strict=True):
+        side.store(refs, x, place, head)
+
+
+def sides_of(pages: KVPages) -> tuple[Side, Side]:
+    """How K and V are stored."""
+    return Side("k", pages.k_bits, pages.head_dim), Side("v", pages.v_bits, pages.head_dim)
+
+
+def pools_of(pages: KVPages) -> dict[str, jax.Array]:
+    """The arrays that a write changes, by name."""
+    pools = {name: getattr(pages, name) for name in ("k", "v", "k_params", "v_params")}
+    return {name: pool for name, pool in pools.items() if pool is not None}
 
 
 def kernel_write(
@@ -99,13 +133,10 @@ def kernel_write(
     """See `write_kv`."""
     num_rows = page_ids.shape[0]
     inputs = {"layer": layer.reshape(1), "page_ids": page_ids, "page_offsets": page_offsets, "new_k": k, "new_v": v}
-    pools = {name: getattr(pages, name) for name in ("k", "v", "k_params", "v_params")}
-    pools = {name: pool for name, pool in pools.items() if pool is not None}
+    pools = pools_of(pages)
     names = (*inputs, *pools, *("out_" + name for name in pools))
     written = pl.pallas_call(
-        functools.partial(
-            _kernel, names=names, config=config, num_rows=num_rows, k_bits=pages.k_bits, v_bits=pages.v_bits
-        ),
+        functools.partial(_kernel, names=names, config=config, num_rows=num_rows, sides=sides_of(pages)),
         grid=(-(-num_rows // config.rows), pages.num_kv_heads),
         out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in pools.values()],
         input_output_aliases={len(inputs) + n: n for n in range(len(pools))},

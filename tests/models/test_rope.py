@@ -6,8 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pallas_kernels.rope_write import apply_rope
 from turbojax.errors import ModelConfigError
-from turbojax.models.rope import apply_rope, rope_angles, row_inv_freq
+from turbojax.models.rope import rope_angles, row_inv_freq
 from turbojax.models.rope_config import rope_from_config
 
 BASE = {"max_position_embeddings": 64, "rope_theta": 10000.0}

@@ -9,12 +9,15 @@ import jax.numpy as jnp
 from flax import struct
 from jax import lax
 
-from pallas_kernels.kv_cache import KVPages, write_kv
+from pallas_kernels.affine_linear import sum_partial
+from pallas_kernels.kv_cache import KVPages
 from pallas_kernels.paged_attention import paged_decode_attention, paged_prefill_attention
-from turbojax.core.linear import at_layer, embed, linear
+from pallas_kernels.residual_norm import add_rms_norm, rms_norm
+from pallas_kernels.rope_write import HeadNorm, rope_write
+from turbojax.core.linear import at_layer, embed, linear, linear_partial, partial_product
 from turbojax.core.state import KVPool
 from turbojax.core.weights import LayerWeights, Weights
-from turbojax.models.rope import apply_rope, rope_angles
+from turbojax.models.rope import rope_angles
 from turbojax.models.spec import LayerSpec, ModelSpec, SegmentSpec
 
 
@@ -67,30 +70,19 @@ class Rows:
     chunks: ChunkRows | None
 
 
-def rms_norm(x: jax.Array, weight: jax.Array, spec: ModelSpec) -> jax.Array:
-    """x / rms(x) * (norm_offset + weight) over the last axis, in float32, back in x.dtype."""
-    x32 = x.astype(jnp.float32)
-    scale = lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + spec.norm_eps)
-    gain = spec.norm_offset + weight.astype(jnp.float32)
-    return (x32 * scale * jnp.expand_dims(gain, range(x.ndim - 1))).astype(x.dtype)
+def project_qkv(x: jax.Array, w: LayerWeights, layer: jax.Array, spec: LayerSpec) -> jax.Array:
+    """Partial sums [S, M, K * (G + 2) * H] of q, k and v from the normed input [M, D], as `rope_write` takes them.
 
-
-def project_qkv(
-    x: jax.Array, w: LayerWeights, layer: jax.Array, spec: LayerSpec
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """q [M, N, H], k and v [M, K, H] from the normed input [M, D]."""
-    num_rows, num_kv, head_dim = x.shape[0], spec.num_kv_heads, spec.head_dim
-    outs = [linear(x, part, layer) for part in w.qkv]
-    if len(outs) == 3:
-        q, k, v = (y.reshape(num_rows, -1, head_dim) for y in outs)
-        return q, k, v
-    group = spec.num_heads // num_kv
-    y = outs[0].reshape(num_rows, num_kv, group + 2, head_dim)
-    return y[:, :, :group].reshape(num_rows, spec.num_heads, head_dim), y[:, :, group], y[:, :, group + 1]
+    The bias of a fused projection is left to it; separate ones are interleaved by kv head here.
+    """
+    if len(w.qkv) == 1:
+        return partial_product(x, w.qkv[0], layer, x.dtype)
+    by_head = [linear(x, part, layer).reshape(x.shape[0], spec.num_kv_heads, -1) for part in w.qkv]
+    return jnp.concatenate(by_head, axis=-1).reshape(1, x.shape[0], -1)
 
 
 def gated_ffw(x: jax.Array, w: LayerWeights, layer: jax.Array, spec: LayerSpec) -> jax.Array:
-    """down(act(gate(x)) * up(x)), [M, D] -> [M, D]; the product in float32."""
+    """down(act(gate(x)) * up(x)), [M, D] -> partial sums [S, M, D]; the product in float32."""
     outs = [linear(x, part, layer) for part in w.gate_up]
     if len(outs) == 2:
         gate, up = outs
@@ -99,7 +91,7 @@ def gated_ffw(x: jax.Array, w: LayerWeights, layer: jax.Array, spec: LayerSpec) 
         gate, up = y[:, :, 0], y[:, :, 1]
     gate, up = gate.astype(jnp.float32), up.astype(jnp.float32)
     act = jax.nn.silu(gate) if spec.activation == "silu" else jax.nn.gelu(gate, approximate=True)
-    return linear((act * up).astype(x.dtype).reshape(x.shape[0], -1), w.down, layer)
+    return linear_partial((act * up).astype(x.dtype).reshape(x.shape[0], -1), w.down, layer)
 
 
 def attend(q: jax.Array, pages: KVPages, layer: jax.Array, rows: Rows, spec: LayerSpec, group: int) -> jax.Array:
@@ -127,27 +119,37 @@ def run_segment(
 
     Slicing them per layer would copy them: twice the time of a decode step on a GPU.
     """
-    layer_spec = segment.layer
+    layer_spec, last = segment.layer, segment.num_layers - 1
     group = 0  # one page group today; windowed layers will get their own
     cos, sin = rope_angles(layer_spec.rope, rows.positions, rows.admitted_lens)
+    norm: dict[str, Any] = {"eps": spec.norm_eps, "offset": spec.norm_offset}
+    head_norm = None if w.q_norm is None or w.k_norm is None else HeadNorm(w.q_norm, w.k_norm, **norm)
+    bias = w.qkv[0].bias if len(w.qkv) == 1 else None
 
-    def normed(y: jax.Array, weight: jax.Array, layer: jax.Array) -> jax.Array:
-        return rms_norm(y, at_layer(weight, layer), spec)
+    def add(
+        x: jax.Array, y: jax.Array, post: jax.Array | None, layer: jax.Array, weight: jax.Array, next_layer: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """The stream plus partial sums y, and its norm for the next linear."""
+        if post is not None:
+            y = rms_norm(sum_partial(y, x.dtype), at_layer(post, layer), **norm)[None]
+        return add_rms_norm(x, y, weight, next_layer, **norm)
 
-    def body(layer: jax.Array, carry: tuple[jax.Array, KVPages]) -> tuple[jax.Array, KVPages]:
-        x, pages = carry
-        q, k, v = project_qkv(normed(x, w.attn_norm, layer), w, layer, layer_spec)
-        if w.q_norm is not None and w.k_norm is not None:
-            q, k = normed(q, w.q_norm, layer), normed(k, w.k_norm, layer)
-        q, k = apply_rope(q, cos, sin), apply_rope(k, cos, sin)
-        pages = write_kv(pages, k, v, layer, rows.page_ids[group], rows.page_offsets)
+    def body(layer: jax.Array, carry: tuple[jax.Array, jax.Array, KVPages]) -> tuple[jax.Array, jax.Array, KVPages]:
+        x, y, pages = carry
+        pages, q = rope_write(
+            pages, project_qkv(y, w, layer, layer_spec), layer, rows.page_ids[group], rows.page_offsets, cos, sin,
+            bias=bias, norm=head_norm, dtype=x.dtype,
+        )  # fmt: skip
         attn = attend(q, pages, layer, rows, layer_spec, group).reshape(x.shape[0], -1)
-        y = linear(attn, w.o, layer)
-        x = x + (y if w.post_attn_norm is None else normed(y, w.post_attn_norm, layer))
-        y = gated_ffw(normed(x, w.ffw_norm, layer), w, layer, layer_spec)
-        return x + (y if w.post_ffw_norm is None else normed(y, w.post_ffw_norm, layer)), pages
+        x, y = add(x, linear_partial(attn, w.o, layer), w.post_attn_norm, layer, w.ffw_norm, layer)
+        y = gated_ffw(y, w, layer, layer_spec)
+        # The stream is normed for the next layer at once; behind the last one nobody reads that.
+        x, y = add(x, y, w.post_ffw_norm, layer, w.attn_norm, jnp.minimum(layer + 1, last))
+        return x, y, pages
 
-    return lax.fori_loop(0, segment.num_layers, body, (x, pages))
+    y = rms_norm(x, w.attn_norm[0], **norm)
+    x, _, pages = lax.fori_loop(0, segment.num_layers, body, (x, y, pages))
+    return x, pages
 
 
 def forward(weights: Weights, pool: KVPool, rows: Rows) -> tuple[KVPool, jax.Array]:
@@ -174,7 +176,7 @@ def forward(weights: Weights, pool: KVPool, rows: Rows) -> tuple[KVPool, jax.Arr
 def logits_of(weights: Weights, hidden: jax.Array) -> jax.Array:
     """float32 logits [M, V] of hidden states [M, D] (before the final norm)."""
     spec = weights.spec
-    x = rms_norm(hidden, weights.final_norm[0], spec)
+    x = rms_norm(hidden, weights.final_norm[0], eps=spec.norm_eps, offset=spec.norm_offset)
     head = weights.embedding if weights.head is None else weights.head  # tied: the embedding's
     logits = linear(x, head, jnp.int32(0), out_dtype=jnp.dtype(jnp.float32))[:, : spec.vocab_size]
     if spec.logit_softcap is not None:

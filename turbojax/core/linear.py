@@ -6,8 +6,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels.affine_linear import AffineWeights, affine_linear, affine_rows
+from pallas_kernels.affine_linear import AffineWeights, affine_partial, affine_rows, sum_partial
 from turbojax.core.weights import Linear
+
+FLOAT32 = jnp.dtype(jnp.float32)
 
 
 def at_layer(stack: jax.Array, layer: jax.Array) -> jax.Array:
@@ -27,15 +29,28 @@ def linear(x: jax.Array, w: Linear, layer: jax.Array, *, out_dtype: jnp.dtype | 
     Returns:
         [M, N].
     """
-    out_dtype = out_dtype or x.dtype
+    out_dtype = jnp.dtype(out_dtype or x.dtype)
+    if w.bias is None:
+        return sum_partial(partial_product(x, w, layer, out_dtype), out_dtype)
+    y = sum_partial(partial_product(x, w, layer, FLOAT32), FLOAT32)
+    return (y + at_layer(w.bias, layer).astype(FLOAT32)[None]).astype(out_dtype)
+
+
+def linear_partial(x: jax.Array, w: Linear, layer: jax.Array) -> jax.Array:
+    """`linear` as partial sums, for ops that add them up themselves.
+
+    Returns:
+        [S, M, N]: float32, or x.dtype where S is 1.
+    """
+    return partial_product(x, w, layer, x.dtype) if w.bias is None else linear(x, w, layer)[None]
+
+
+def partial_product(x: jax.Array, w: Linear, layer: jax.Array, out_dtype: jnp.dtype) -> jax.Array:
+    """x @ W[layer] without the bias: [S, M, N], float32 or, where S is 1, out_dtype."""
     if isinstance(w.weight, jax.Array):
         contract_k = (((1,), (1,)), ((), ()))
-        y = lax.dot_general(x, at_layer(w.weight, layer), contract_k, preferred_element_type=jnp.float32)
-    else:
-        y = affine_linear(x, w.weight, layer, out_dtype=jnp.dtype(jnp.float32))
-    if w.bias is not None:
-        y = y + at_layer(w.bias, layer).astype(y.dtype)[None]
-    return y.astype(out_dtype)
+        return lax.dot_general(x, at_layer(w.weight, layer), contract_k, preferred_element_type=out_dtype)[None]
+    return affine_partial(x, w.weight, layer, out_dtype=out_dtype)
 
 
 def embed(table: Linear, token_ids: jax.Array, dtype: jnp.dtype) -> jax.Array:

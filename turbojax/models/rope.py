@@ -1,4 +1,4 @@
-"""Rotary position embedding: frequencies from a static spec, and the rotation of q and k."""
+"""Rotary position embedding: frequencies and angles from a static spec."""
 
 from __future__ import annotations
 
@@ -119,20 +119,3 @@ def rope_angles(spec: RopeSpec, positions: jax.Array, admitted_len: jax.Array) -
     """
     angles = positions.astype(jnp.float32)[:, None] * row_inv_freq(spec, admitted_len)
     return jnp.cos(angles) * spec.attention_factor, jnp.sin(angles) * spec.attention_factor
-
-
-def apply_rope(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-    """Rotates the leading 2 * cos.shape[-1] dims of each head, half-split pairs, in float32.
-
-    Args:
-        x: [R, heads, H].
-        cos, sin: float32 [R, rotary_dim / 2].
-
-    Returns:
-        [R, heads, H] in x.dtype.
-    """
-    half = cos.shape[-1]
-    cos, sin = cos[:, None, :], sin[:, None, :]
-    lo, hi = x[..., :half].astype(jnp.float32), x[..., half : 2 * half].astype(jnp.float32)
-    rotated = [(lo * cos - hi * sin).astype(x.dtype), (hi * cos + lo * sin).astype(x.dtype)]
-    return jnp.concatenate([*rotated, x[..., 2 * half :]], axis=-1)

@@ -1,0 +1,50 @@
+"""The op in plain JAX: what the kernel is held against, and what CPUs run."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from pallas_kernels.kv_cache import write_kv
+from pallas_kernels.kv_cache.pages import KVPages
+from pallas_kernels.residual_norm.reference import rms_norm
+from pallas_kernels.rope_write.types import HeadNorm
+
+
+def apply_rope(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
+    """Rotates the leading 2 * cos.shape[-1] dims of each head, half-split pairs, in float32.
+
+    Args:
+        x: [R, heads, H].
+        cos, sin: float32 [R, rotary_dim / 2].
+
+    Returns:
+        [R, heads, H] in x.dtype.
+    """
+    half = cos.shape[-1]
+    cos, sin = cos[:, None, :], sin[:, None, :]
+    lo, hi = x[..., :half].astype(jnp.float32), x[..., half : 2 * half].astype(jnp.float32)
+    rotated = [(lo * cos - hi * sin).astype(x.dtype), (hi * cos + lo * sin).astype(x.dtype)]
+    return jnp.concatenate([*rotated, x[..., 2 * half :]], axis=-1)
+
+
+def reference_rope_write(
+    pages: KVPages, qkv: jax.Array, layer: jax.Array, page_ids: jax.Array, page_offsets: jax.Array,
+    cos: jax.Array, sin: jax.Array, bias: jax.Array | None, norm: HeadNorm | None, dtype: jnp.dtype,
+) -> tuple[KVPages, jax.Array]:  # fmt: skip
+    """See `rope_write`."""
+    _, num_rows, _ = qkv.shape
+    y = qkv[0] if qkv.shape[0] == 1 else qkv.sum(0)
+    if bias is not None:
+        y = y + lax.dynamic_index_in_dim(bias, layer, keepdims=False).astype(jnp.float32)[None]
+    y = y.astype(dtype).reshape(num_rows, pages.num_kv_heads, -1, pages.head_dim)
+    group = y.shape[2] - 2
+    q, k, v = y[:, :, :group].reshape(num_rows, -1, pages.head_dim), y[:, :, group], y[:, :, group + 1]
+    if norm is not None:
+        q, k = (
+            rms_norm(x, lax.dynamic_index_in_dim(weight, layer, keepdims=False), eps=norm.eps, offset=norm.offset)
+            for x, weight in ((q, norm.q), (k, norm.k))
+        )
+    q, k = apply_rope(q, cos, sin), apply_rope(k, cos, sin)
+    return write_kv(pages, k, v, layer, page_ids, page_offsets, implementation="reference"), q
