@@ -135,24 +135,29 @@ def _sum_blocks(x_scale_ref, scale_ref, layer, place: _Place, config: HopperConf
     return step, frame
 
 
+def _pipeline(num_steps: int, dtype: jnp.dtype, has_blocks: bool, config: HopperConfig, step, frame):
+    """Copies of both operands' tiles ahead of `step`, which multiplies them, inside `frame`."""
+    specs = [
+        mosaic_gpu.BlockSpec(
+            (height, BLOCK), lambda k: (0, k), transforms=_tiled(dtype), memory_space=mosaic_gpu.SMEM,
+            # products that may run on when a step ends; the sums of blocks are needed at once
+            delay_release=0 if has_blocks else 1,
+        )
+        for height in (config.program_m, config.program_n)
+    ]  # fmt: skip
+    return mosaic_gpu.emit_pipeline_warp_specialized(
+        step, grid=(num_steps,), in_specs=specs, memory_registers=FEEDER_REGISTERS, wg_axis="warpgroup",
+        num_compute_wgs=2, max_concurrent_steps=config.num_stages, compute_context=frame,
+    )  # fmt: skip
+
+
 def _linear_kernel(layer_ref, x_ref, x_scale_ref, codes_ref, scale_ref, out_ref, *, has_blocks: bool, config):
     (M, K), (_, N, _) = x_ref.shape, codes_ref.shape
     row_tiles, column_tiles = pl.cdiv(M, config.program_m), pl.cdiv(N, config.program_n)
     num_steps = K // BLOCK // config.splits
     layer, layer_codes = layer_ref[0], codes_ref.at[layer_ref[0]]
 
-    def pipeline(step, frame):
-        transforms = _tiled(codes_ref.dtype)
-        specs = [
-            mosaic_gpu.BlockSpec((height, BLOCK), lambda k: (0, k), transforms=transforms, memory_space=mosaic_gpu.SMEM,
-                                 # products that may run on when a step ends; the sums of blocks are needed at once
-                                 delay_release=0 if has_blocks else 1)
-            for height in (config.program_m, config.program_n)
-        ]  # fmt: skip
-        return mosaic_gpu.emit_pipeline_warp_specialized(
-            step, grid=(num_steps,), in_specs=specs, memory_registers=FEEDER_REGISTERS, wg_axis="warpgroup",
-            num_compute_wgs=2, max_concurrent_steps=config.num_stages, compute_context=frame,
-        )  # fmt: skip
+    pipeline = functools.partial(_pipeline, num_steps, codes_ref.dtype, has_blocks, config)
 
     def program(buffers, out_smem):
         @mosaic_gpu.nd_loop((config.splits * row_tiles * column_tiles,), collective_axes="program")

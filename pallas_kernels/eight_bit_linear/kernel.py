@@ -49,6 +49,19 @@ def _load(ref, index, rows: jax.Array, first_column, block_k: int) -> jax.Array:
     return backend.masked_load(ref.at[*index, rows, columns], mask=columns < K, other=bits)
 
 
+def _sum_blocks(first, last, shape: tuple[int, int], scaled_dot, scales_of_step) -> jax.Array:
+    """The sum over steps that have scales of their own."""
+
+    def add(step, carry):
+        acc, now = carry
+        # one step ahead: these loads feed no dot, so Triton does not pipeline them
+        ahead = scales_of_step(jnp.minimum(step + 1, last - 1))
+        return acc + scaled_dot(step, now), ahead
+
+    acc, _ = lax.fori_loop(first, last, add, (jnp.zeros(shape, jnp.float32), scales_of_step(first)))
+    return acc
+
+
 def _linear_kernel(layer_ref, x_ref, *refs, rows_per_scale: int, has_blocks: bool, config: Config):
     *x_scale_refs, codes_ref, scale_ref, out_ref = refs
     (M, K), (_, N, _) = x_ref.shape, codes_ref.shape
@@ -84,15 +97,8 @@ def _linear_kernel(layer_ref, x_ref, *refs, rows_per_scale: int, has_blocks: boo
 
     shape = (BM, BN) if config.x_left else (BN, BM)
     if has_blocks:
-
-        def step_of_block(step, carry):
-            acc, now = carry
-            # one step ahead: these loads feed no dot, so Triton does not pipeline them
-            ahead = scales(jnp.minimum(step + 1, last - 1) * BK // BLOCK)
-            return acc + scaled(dot(step), now), ahead
-
-        init = jnp.zeros(shape, jnp.float32), scales(first * BK // BLOCK)
-        acc, _ = lax.fori_loop(first, last, step_of_block, init)
+        scaled_dot = lambda step, now: scaled(dot(step), now)  # noqa: E731
+        acc = _sum_blocks(first, last, shape, scaled_dot, lambda step: scales(step * BK // BLOCK))
     else:
         sums = lax.fori_loop(first, last, lambda step, sums: sums + dot(step), jnp.zeros(shape, sum_dtype))
         acc = scaled(sums, scales(0))
