@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.affine_linear import AffineWeights, affine_partial, affine_rows, sum_partial
+from pallas_kernels.eight_bit_linear import EightBitWeights, eight_bit_linear
 from turbojax.core.weights import Linear
 
 FLOAT32 = jnp.dtype(jnp.float32)
@@ -50,6 +51,8 @@ def partial_product(x: jax.Array, w: Linear, layer: jax.Array, out_dtype: jnp.dt
     if isinstance(w.weight, jax.Array):
         contract_k = (((1,), (1,)), ((), ()))
         return lax.dot_general(x, at_layer(w.weight, layer), contract_k, preferred_element_type=out_dtype)[None]
+    if isinstance(w.weight, EightBitWeights):
+        return eight_bit_linear(x, w.weight, layer, out_dtype=out_dtype)[None]
     return affine_partial(x, w.weight, layer, out_dtype=out_dtype)
 
 

@@ -6,6 +6,7 @@ import jax
 from flax import struct
 
 from pallas_kernels.affine_linear import AffineWeights, PackedAffine
+from pallas_kernels.eight_bit_linear import EightBitWeights
 from turbojax.models.spec import ModelSpec
 
 
@@ -14,12 +15,12 @@ class Linear:
     """y = x @ W (+ bias), stacked over layers.
 
     Attributes:
-        weight: dense [L, N, K] in the model's dtype (K contiguous, as checkpoints store it), or grouped affine
-            codes, packed or as they are.
+        weight: dense [L, N, K] in the model's dtype (K contiguous, as checkpoints store it); grouped affine codes,
+            packed or as they are; or eight-bit codes, which take x in eight bits too.
         bias: [L, N] | None.
     """
 
-    weight: jax.Array | AffineWeights | PackedAffine
+    weight: jax.Array | AffineWeights | PackedAffine | EightBitWeights
     bias: jax.Array | None = None
 
 
