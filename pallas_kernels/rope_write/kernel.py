@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,7 +26,6 @@ FEW_ROWS = 32  # up to here a program takes one row: the GPU has room for all of
 class Problem:
     """Everything static. Heads stand as the projection interleaves them: a kv head's q heads, its k, its v."""
 
-    num_rows: int
     group: int
     head_dim: int
     half: int
@@ -44,15 +44,13 @@ class Problem:
 class _Rows:
     """Some rows of one head, read column by column; columns come in any order, as whoever stores them wants them."""
 
-    def __init__(self, refs: dict[str, Any], p: Problem, rows: jax.Array, valid: jax.Array, head: jax.Array):
-        self.refs, self.p, self.rows, self.valid, self.head = refs, p, rows, valid, head
+    def __init__(self, refs: dict[str, Any], p: Problem, rows: jax.Array, head: jax.Array):
+        self.refs, self.p, self.rows, self.head = refs, p, rows, head
         self.layer = refs["layer"][0]
 
     def _load(self, ref: Any, lead: tuple[Any, ...], columns: jax.Array) -> jax.Array:
-        """ref[*lead, rows, columns] in float32, zeros in rows that are not real."""
-        at = jnp.broadcast_arrays(self.rows[:, None], columns[None, :])
-        mask = jnp.broadcast_to(self.valid[:, None], at[0].shape)
-        return backend.masked_load(ref.at[(*lead, *at)], mask=mask, other=0.0).astype(jnp.float32)
+        """ref[*lead, rows, columns] in float32."""
+        return ref[(*lead, *jnp.broadcast_arrays(self.rows[:, None], columns[None, :]))].astype(jnp.float32)
 
     def plain(self, columns: jax.Array) -> jax.Array:
         """The projection: parts summed in order, and the bias."""
@@ -92,8 +90,8 @@ def _kernel(*args: Any, names: tuple[str, ...], p: Problem) -> None:
     head = pl.program_id(1)
     kv_head, part = head // (p.group + 2), head % (p.group + 2)
     rows = pl.program_id(0) * p.rows + jnp.arange(p.rows, dtype=jnp.int32)
-    valid, rows = rows < p.num_rows, jnp.minimum(rows, p.num_rows - 1)
-    source = _Rows(refs, p, rows, valid, head)
+    all_real = jnp.full(p.rows, True)
+    source = _Rows(refs, p, rows, head)
 
     @pl.when(part < p.group)
     def _() -> None:
@@ -102,16 +100,16 @@ def _kernel(*args: Any, names: tuple[str, ...], p: Problem) -> None:
         x = source.rotated(source.normed("q_norm"), jnp.minimum(column, p.head_dim - 1))
         at = jnp.broadcast_arrays(rows[:, None], column[None, :])
         where = refs["out_q"].at[at[0], kv_head * p.group + part, at[1]]
-        backend.masked_store(where, x.astype(refs["out_q"].dtype), mask=valid[:, None] & real[None, :])
+        backend.masked_store(where, x.astype(refs["out_q"].dtype), mask=jnp.broadcast_to(real[None, :], at[0].shape))
 
     @pl.when(part == p.group)
     def _() -> None:
         x = source.rotated(source.normed("k_norm"), p.k.columns())
-        p.k.store(refs, x, place_of(refs, rows, valid), kv_head)
+        p.k.store(refs, x, place_of(refs, rows, all_real), kv_head)
 
     @pl.when(part == p.group + 1)
     def _() -> None:
-        p.v.store(refs, source.plain(p.v.columns()), place_of(refs, rows, valid), kv_head)
+        p.v.store(refs, source.plain(p.v.columns()), place_of(refs, rows, all_real), kv_head)
 
 
 def kernel_rope_write(
@@ -122,9 +120,9 @@ def kernel_rope_write(
     num_parts, num_rows, width = qkv.shape
     heads = width // pages.head_dim
     group = heads // pages.num_kv_heads - 2
-    rows = max(1, min(MAX_ROWS, pl.next_power_of_2(num_rows) // FEW_ROWS))
+    rows = math.gcd(num_rows, min(MAX_ROWS, pl.next_power_of_2(pl.cdiv(num_rows, FEW_ROWS))))
     k, v = sides_of(pages)
-    p = Problem(num_rows, group, pages.head_dim, cos.shape[1], num_parts, rows, k, v,
+    p = Problem(group, pages.head_dim, cos.shape[1], num_parts, rows, k, v,
                 norm.eps if norm else 0.0, norm.offset if norm else 0.0)  # fmt: skip
     inputs: dict[str, Any] = {"layer": layer.reshape(1), "page_ids": page_ids, "page_offsets": page_offsets,
                               "qkv": qkv}  # fmt: skip
@@ -136,7 +134,7 @@ def kernel_rope_write(
     q = jax.ShapeDtypeStruct((num_rows, pages.num_kv_heads * group, pages.head_dim), dtype)
     q, *written = pl.pallas_call(
         functools.partial(_kernel, names=names, p=p),
-        grid=(pl.cdiv(num_rows, rows), heads),
+        grid=(num_rows // rows, heads),
         out_shape=[q, *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in pools.values())],
         input_output_aliases={len(inputs) + n: 1 + n for n in range(len(pools))},
         compiler_params=backend.compiler_params(1, 1),
