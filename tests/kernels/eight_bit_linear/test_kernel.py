@@ -185,6 +185,12 @@ class TestGpu(KernelTests):
         if M > 1:  # a single row is all zeros
             assert relative_error(first, self.quantised(x, kind) @ values.T) < self.tolerance
 
+    def test_scales_of_many_groups(self):
+        w, values = random_weights("e4m3 blocks", 9216, 256)
+        x = random_rows(200, 9216)
+        y = poisoned(jax.jit(lambda x, w: eight_bit_linear(x, w, jnp.int32(LAYER))), x, w)
+        assert relative_error(y, self.quantised(x, "e4m3 blocks") @ values.T) < self.tolerance
+
     @pytest.mark.parametrize("kind", KINDS)
     def test_rows_of_a_large_bucket(self, kind):
         w, _ = random_weights(kind, 1024, 512)
