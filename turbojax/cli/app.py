@@ -9,6 +9,7 @@ from typer.core import TyperGroup
 
 from checkpoints.errors import CheckpointError
 from turbojax import __version__
+from turbojax.cli.bench import bench
 from turbojax.cli.chat import chat
 from turbojax.cli.check_env import check_env
 from turbojax.cli.console import say_error
@@ -60,6 +61,7 @@ def _main_options(
 app.command()(generate)
 app.command()(chat)
 app.command("check_env")(check_env)
+app.add_typer(bench)
 
 
 def main() -> None:

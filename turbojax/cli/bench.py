@@ -1,0 +1,119 @@
+"""`turbojax bench`: how fast the engine is here, and how far from the machine's own limits."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from turbojax.bench.errors import BenchError
+from turbojax.cli.bench_options import Common, with_common
+from turbojax.cli.console import say
+
+bench = typer.Typer(
+    name="bench",
+    no_args_is_help=True,
+    help="Measure the engine against the limits of the machine.",
+    add_completion=False,
+)
+
+
+def _integers(name: str, text: str) -> tuple[int, ...]:
+    """ "1,16,64" as numbers."""
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError as error:
+        raise BenchError(f"{name}: {text!r}, integers with commas between are expected") from error
+
+
+def _run(common: Common, measure: Callable[[Any], Any]) -> None:
+    from turbojax.bench.session import run
+
+    console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
+    run(common.settings(), measure, command=" ".join(["turbojax", *sys.argv[1:]]), console=console, say=say)
+
+
+@bench.command()
+@with_common
+def decode(
+    common: Common,
+    batch: Annotated[str, typer.Option(help="Sequences that decode together.", metavar="N,N,...")] = "1,16,64",
+    context: Annotated[str, typer.Option(help="Tokens of each prompt.", metavar="N,N,...")] = "1024",
+    steps: Annotated[int, typer.Option(help="Decode steps to time.")] = 128,
+    loop: Annotated[bool, typer.Option("--loop", help="Also time the steps in a bare loop on the device.")] = False,
+    profile: Annotated[bool, typer.Option("--profile", help="Also sum the GPU kernels of a step.")] = False,
+    against_greedy: Annotated[
+        bool, typer.Option("--against-greedy", help="Also time greedy steps, beside sampled ones.")
+    ] = False,
+) -> None:
+    """Time the engine's decode steps while a whole batch decodes, for each batch and context."""
+    from turbojax.bench.decode import Grid, measure
+
+    grid = Grid(
+        _integers("batch", batch), _integers("context", context), steps,
+        loop=loop, profile=profile, against_greedy=against_greedy,
+    )  # fmt: skip
+    grid.config(common.settings())  # raises before anything is loaded
+    _run(common, lambda opened: measure(opened, grid))
+
+
+@bench.command()
+@with_common
+def prefill(
+    common: Common,
+    tokens: Annotated[str, typer.Option(help="Tokens of the prompt.", metavar="N,N,...")] = "8192",
+    repeats: Annotated[int, typer.Option(help="Prompts to time, one after the other; their median counts.")] = 5,
+) -> None:
+    """Time the first token of one prompt alone in the engine."""
+    from turbojax.bench.serving import Prefill, measure_prefill
+
+    plan = Prefill(_integers("tokens", tokens), repeats)
+    _run(common, lambda opened: measure_prefill(opened, plan))
+
+
+@bench.command()
+@with_common
+def throughput(
+    common: Common,
+    requests: Annotated[int, typer.Option(help="How many requests.")] = 512,
+    input_len: Annotated[int, typer.Option(help="Tokens of each prompt.")] = 1000,
+    output_len: Annotated[int, typer.Option(help="Tokens that each generates.")] = 1000,
+    file: Annotated[
+        Path | None,
+        typer.Option(exists=True, dir_okay=False, help="A JSONL file of requests instead, of any lengths."),
+    ] = None,
+    concurrency: Annotated[int | None, typer.Option(help="Requests under way at any time; 64 by default.")] = None,
+    rate: Annotated[
+        float | None, typer.Option(help="Requests a second instead, at random times, however many are under way.")
+    ] = None,
+) -> None:
+    """Run many requests and count tokens; prints the latencies that users of the engine would see.
+
+    A line of --file is {"input_len": N or "token_ids": [...] or "prompt": "...", "output_len": N}.
+    """
+    from turbojax.bench.serving import Serving, measure_serving
+
+    if concurrency is None and rate is None:
+        concurrency = common.max_batch_size or 64
+    plan = Serving("throughput", requests, input_len, output_len, file, concurrency, rate)
+    _run(common, lambda opened: measure_serving(opened, plan))
+
+
+@bench.command()
+@with_common
+def latency(
+    common: Common,
+    requests: Annotated[int, typer.Option(help="How many requests.")] = 10,
+    input_len: Annotated[int, typer.Option(help="Tokens of each prompt.")] = 1024,
+    output_len: Annotated[int, typer.Option(help="Tokens that each generates.")] = 128,
+    concurrency: Annotated[int, typer.Option(help="Requests under way at any time.")] = 1,
+) -> None:
+    """Time requests one after the other: first token, each further token, the whole."""
+    from turbojax.bench.serving import Serving, measure_serving
+
+    plan = Serving("latency", requests, input_len, output_len, concurrency=concurrency)
+    _run(common, lambda opened: measure_serving(opened, plan))
