@@ -5,7 +5,8 @@
 
 Data is random, weights rotate over more than 200 MB. The floor is the larger of bytes over the read rate and FLOPs
 over the dot rate, each the larger of a known rate (4.3 TB/s, 790 TFLOP/s) and the one measured in this run; 8-bit dots
-count at twice that rate.
+count at twice that rate. Most of a run is XLA trying kernels for its bf16 dots; the environment variable
+JAX_COMPILATION_CACHE_DIR spares the next run that.
 """
 
 from __future__ import annotations

@@ -52,10 +52,15 @@ class Compiled:
         cases = list(cases)
         makers = list(dict.fromkeys(maker for case in cases for maker in case.makers))
         with ThreadPoolExecutor(COMPILING_THREADS) as pool:
-            runs = pool.map(_compile_case, cases)
             made = pool.map(lambda maker: jax.jit(maker).lower().compile(), makers)
-            self.runs = {case.tag: run for case, run in zip(cases, runs, strict=True) if run}
+            runs = pool.map(_compile_case, cases)
             self.makers = dict(zip(makers, made, strict=True))
+            self.runs: dict[Hashable, Any] = {}
+            for number, (case, run) in enumerate(zip(cases, runs, strict=True)):
+                if run:
+                    self.runs[case.tag] = run
+                if number % 20 == 0:
+                    print(f"{number} of {len(cases)} compiled", file=sys.stderr, flush=True)
 
     def times(self, cases: Sequence[Case]) -> dict[Hashable, float]:
         """Microseconds of one call of each case, all its kernels: the median of `REPEATS` means over calls."""
