@@ -24,8 +24,8 @@ BAND = 8  # tiles of outputs that follow each other on the same rows, which then
 SWIZZLE = 128  # bytes of a row of a tile in shared memory, as TMA and wgmma agree on it
 FEEDER_REGISTERS = 40
 ROW_ALIGNMENT = 8  # rows of x, since TMA copies tiles of 8 rows
-# From so many groups of K on, scales are read a step ahead: a tile's no longer stay in L1, and a read from L2 takes as
-# long as a step (112 groups: 490 us -> 431 at 4096 rows; 32 groups, which stay: 208 -> 234 at 1024 rows).
+# From so many groups of K on, scales are read a step ahead: L1 cannot hold a tile's, and the wait for L2 shows (112
+# groups: 490 us -> 431 at 4096 rows; but 32 groups: 208 -> 234 at 1024 rows). Between the two nothing was measured.
 GROUPS_READ_AHEAD = 64
 STORE_M = 64  # rows of a piece of the result on its way through shared memory
 
