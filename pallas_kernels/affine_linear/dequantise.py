@@ -50,16 +50,16 @@ def _dequantise_kernel(layer_ref, words_ref, *refs, w: PackedLayout, dtype: jnp.
         values = codes.astype(jnp.float32) * scale.astype(jnp.float32)[:, None]
         if w.kind == "offset":
             values = values + shift[0].astype(jnp.float32)[:, None]
-        _store_values(out_ref, values.astype(dtype), tile * w.num_planes + plane)
+        _store_values(out_ref, values.astype(dtype), tile * w.num_planes + plane, is_whole=w.K % w.tile_k == 0)
 
 
-def _store_values(out_ref, values: jax.Array, plane_index) -> None:
-    """Writes values [BN, W] to their columns of K, without what lies past N and K."""
+def _store_values(out_ref, values: jax.Array, plane_index, *, is_whole: bool) -> None:
+    """Writes values [BN, W] to their columns of K, without what lies past N and, unless K `is_whole` tiles, past K."""
     (BN, W), (N, K) = values.shape, out_ref.shape
     rows = (pl.program_id(1) * BN + jnp.arange(BN))[:, None]
     cols = (plane_index * W + jnp.arange(W))[None, :]
     rows, cols = jnp.broadcast_arrays(rows, cols)
-    mask = None if N % BN == 0 and K % W == 0 else (rows < N) & (cols < K)
+    mask = None if N % BN == 0 and is_whole else (rows < N) & (cols < K)
     backend.masked_store(out_ref.at[rows, cols], values, mask=mask)
 
 

@@ -96,8 +96,10 @@ class KernelTests:
         y = linear_by(config, x, w, jnp.int32(1), jnp.float16, interpret=self.implementation == "interpret")
         assert relative_error(y, expected) < TOLERANCE["float16"]
 
-    def test_dequantise_then_dot(self):
-        x, w, expected = case(4, 300, 192, 72, 8, 64, "offset", "bfloat16")
+    @pytest.mark.parametrize(("K", "N", "bits", "group_size"), [(192, 72, 8, 64), (576, 128, 4, 32), (192, 64, 8, 32)])
+    def test_dequantise_then_dot(self, K, N, bits, group_size):
+        """K may end within a tile: what is past it must not land in the next row."""
+        x, w, expected = case(4, 600, K, N, bits, group_size, "offset", "bfloat16")
         y = affine_linear(x, w, jnp.int32(1), implementation=self.implementation)
         assert relative_error(y, expected) < 2 * TOLERANCE["bfloat16"]  # the values are rounded to bfloat16 too
 
