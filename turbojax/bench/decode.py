@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -69,19 +70,26 @@ class Timed:
 
 
 def measure(bench: Bench, grid: Grid) -> Iterator[Finding]:
-    """Times every cell in one engine, then what is compared with it, when the engine's memory is free again."""
-    config, sampling = grid.config(bench.settings), bench.settings.generation()
+    """Times every cell in one engine, then what is compared with it."""
     timed: list[Timed] = []
-    with bench.engine(config) as engine:
+    yield from time_grid(bench, grid, timed)
+    gc.collect()  # the engine's objects refer to one another, and to its pool: the memory is needed again
+    for cell in timed if grid.loop or grid.profile else ():
+        yield compare(bench, cell, grid)
+
+
+def time_grid(bench: Bench, grid: Grid, timed: list[Timed]) -> Iterator[Finding]:
+    """Times every cell in one engine; adds them to `timed`."""
+    sampling = bench.settings.generation()
+    with bench.engine(grid.config(bench.settings)) as engine:
         for context in grid.contexts:
             for batch in grid.batches:
-                timed.append(time_cell(bench, engine, batch, context, sampling, grid.num_steps))
-                yield Finding([decode_row(bench, timed[-1])])
+                cell = time_cell(bench, engine, batch, context, sampling, grid.num_steps)
+                timed.append(cell)
+                yield Finding([decode_row(bench, cell)])
                 if grid.against_greedy:
                     greedy = time_cell(bench, engine, batch, context, GenerationConfig(), grid.num_steps)
-                    yield Finding([decode_row(bench, greedy, sampled=False), sampling_row(bench, timed[-1], greedy)])
-    for cell in timed if grid.loop or grid.profile else ():
-        yield compare(bench, cell, sampling, grid, config.cache_block_seq_len)
+                    yield Finding([decode_row(bench, greedy, sampled=False), sampling_row(bench, cell, greedy)])
 
 
 def time_cell(
@@ -109,11 +117,11 @@ def sampling_row(bench: Bench, sampled: Timed, greedy: Timed) -> Row:
     return make_row(name, greedy.step_s / sampled.step_s, "ratio", 1.0)
 
 
-def compare(bench: Bench, cell: Timed, sampling: GenerationConfig, grid: Grid, page_len: int) -> Finding:
+def compare(bench: Bench, cell: Timed, grid: Grid) -> Finding:
     """The engine's step beside the same step in a bare loop, and beside its kernels alone."""
     found = time_loop(
-        bench.model.weights, cell.batch, cell.context, sampling,
-        num_steps=grid.num_steps, page_len=page_len, profile=grid.profile,
+        bench.model.weights, cell.batch, cell.context, bench.settings.generation(),
+        num_steps=grid.num_steps, page_len=bench.settings.config().cache_block_seq_len, profile=grid.profile,
     )  # fmt: skip
     work = decode_work(bench.model.weights, [found.length] * cell.batch)
     alone = Timed(cell.batch, cell.context, cell.name, work, found.step_s)

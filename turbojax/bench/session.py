@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import gc
 import platform
 import time
 from collections.abc import Callable, Iterator
@@ -42,16 +41,14 @@ class Bench:
 
     @contextmanager
     def engine(self, config: EngineConfig) -> Iterator[BenchEngine]:
-        """An engine for a load; all that it held is free again at the end."""
+        """An engine for a load."""
         start = time.perf_counter()
         with open_engine(self.model, config) as engine:
             self.say(f"{engine.parts.memory}; ready after {time.perf_counter() - start:.1f} s")
             num_compiled = engine.num_compiled
             yield engine
-            if config.compile_ahead and engine.num_compiled > num_compiled:
-                self.say(f"{engine.num_compiled - num_compiled} steps were compiled while the engine was measured")
-        del engine
-        gc.collect()  # the runner's jitted methods refer back to it, and with it to the pool
+            if engine.num_compiled > num_compiled:
+                self.say(f"{engine.num_compiled - num_compiled} steps were compiled while the engine ran")
 
 
 @dataclass(frozen=True)
