@@ -31,6 +31,7 @@ def test_decode(run, tmp_path):
     result = run("decode", *MODEL, *ENGINE, *RATES, *options)
     assert result.exit_code == 0, result.stderr
     rows = rows_of(path)
+    assert rows.pop("tiny start to ready kv8")["unit"] == "s"
     kinds = "decode {} top-p 0.9", "decode {}", "sampled over greedy {} top-p 0.9"
     kinds = *kinds, "loop {} top-p 0.9", "engine over loop {} top-p 0.9"
     assert list(rows) == [f"tiny {kind.format('b1 64 kv8')}" for kind in kinds]

@@ -82,6 +82,8 @@ def time_grid(bench: Bench, grid: Grid, timed: list[Timed]) -> Iterator[Finding]
     """Times every cell in one engine; adds them to `timed`."""
     sampling = bench.settings.generation()
     with bench.engine(grid.config(bench.settings)) as engine:
+        if engine.ready_s is not None:
+            yield Finding([make_row(bench.settings.case("start to ready", sampled=False), engine.ready_s, "s", None)])
         for context in grid.contexts:
             for batch in grid.batches:
                 cell = time_cell(bench, engine, batch, context, sampling, grid.num_steps)

@@ -22,7 +22,14 @@ from turbojax.models.model import Model
 
 
 class BenchEngine:
-    """The engine's own loop, scheduler and runner, without text."""
+    """The engine's own loop, scheduler and runner, without text.
+
+    Attributes:
+        parts, config: what it is made of.
+        ready_s: seconds that model and engine took to be ready, if somebody wrote it down.
+    """
+
+    ready_s: float | None = None
 
     def __init__(self, parts: EngineParts, config: EngineConfig) -> None:
         self.parts, self.config = parts, config

@@ -14,7 +14,7 @@ from rich.table import Table
 from turbojax.bench.errors import BenchError
 
 Row = dict[str, Any]
-HIGHER_IS_BETTER = {"tok/s": True, "ratio": True, "ms": False}
+HIGHER_IS_BETTER = {"tok/s": True, "ratio": True, "ms": False, "s": False}
 PERCENTILES = ("mean", "p50", "p95", "p99")
 
 

@@ -32,10 +32,14 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Bench:
-    """What is measured: a model on a device of these rates. `say` hears one line about each phase."""
+    """What is measured: a model, made or loaded in `model_s` seconds, on a device of these rates.
+
+    `say` hears one line about each phase.
+    """
 
     settings: Settings
     model: Model
+    model_s: float
     rates: Rates
     say: Say
 
@@ -44,7 +48,8 @@ class Bench:
         """An engine for a load."""
         start = time.perf_counter()
         with open_engine(self.model, config) as engine:
-            self.say(f"{engine.parts.memory}; ready after {time.perf_counter() - start:.1f} s")
+            engine.ready_s = self.model_s + time.perf_counter() - start
+            self.say(f"{engine.parts.memory}; weights and engine ready after {engine.ready_s:.1f} s")
             num_compiled = engine.num_compiled
             yield engine
             if engine.num_compiled > num_compiled:
@@ -124,8 +129,10 @@ def open_bench(settings: Settings, say: Say) -> Bench:
         path = resolve_model(settings.model)
         with progress_bar(f"loading {path.name}", total=1) as advance:
             model = open_model(path, config, advance)
-    say(f"{settings.shape or settings.model}: weights after {time.perf_counter() - start:.1f} s")
-    return Bench(settings, model, rates, say)
+    jax.block_until_ready(model.weights)
+    model_s = time.perf_counter() - start
+    say(f"{settings.shape or settings.model}: weights after {model_s:.1f} s")
+    return Bench(settings, model, model_s, rates, say)
 
 
 def device_rates(settings: Settings) -> Rates:
