@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from checkpoints.affine import AffineTensor
+from checkpoints.eight_bit import EightBitTensor
 from checkpoints.errors import (
     CheckpointError,
     CheckpointFileError,
@@ -14,7 +15,16 @@ from checkpoints.errors import (
     ShapeMismatchError,
     UnsupportedFormatError,
 )
-from checkpoints.tensors import AffineFormat, Checkpoint, DenseFormat, LogicalTensor, TensorFormat, TensorInfo
+from checkpoints.tensors import (
+    AffineFormat,
+    Checkpoint,
+    DenseFormat,
+    EightBitFormat,
+    LogicalTensor,
+    Tensor,
+    TensorFormat,
+    TensorInfo,
+)
 
 __all__ = [
     "AffineFormat",
@@ -25,9 +35,12 @@ __all__ = [
     "ConfigError",
     "CorruptFileError",
     "DenseFormat",
+    "EightBitFormat",
+    "EightBitTensor",
     "LogicalTensor",
     "MissingTensorError",
     "ShapeMismatchError",
+    "Tensor",
     "TensorFormat",
     "TensorInfo",
     "UnsupportedFormatError",

@@ -10,7 +10,7 @@ from orbax.checkpoint import v1 as ocp
 from checkpoints import is_native
 from checkpoints.errors import CheckpointFileError, ConfigError, CorruptFileError
 
-FORMAT = "turbojax-native-1"
+FORMAT = "turbojax-native-2"
 
 
 def save_native(path: Path, tree: Any, meta: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from checkpoints.affine import AffineTensor
+from checkpoints.eight_bit import EightBitTensor
 from checkpoints.errors import MissingTensorError
 
 
@@ -30,7 +31,16 @@ class AffineFormat:
     has_perm: bool = False
 
 
-TensorFormat = DenseFormat | AffineFormat
+@dataclass(frozen=True)
+class EightBitFormat:
+    """Eight-bit codes of `dtype` ("int8" or "float8_e4m3fn"), scaled by channel or by block; see `EightBitTensor`."""
+
+    dtype: str
+    has_blocks: bool = False
+
+
+TensorFormat = DenseFormat | AffineFormat | EightBitFormat
+Tensor = np.ndarray | AffineTensor | EightBitTensor
 
 
 @dataclass(frozen=True)
@@ -40,9 +50,9 @@ class TensorInfo:
     Attributes:
         name: the Hugging Face name.
         shape: in Hugging Face orientation, [N, K] for a linear, whatever the format.
-        format: what `Checkpoint.read` gives: a dense array or an AffineTensor.
+        format: what `Checkpoint.read` gives: a dense array, an AffineTensor or an EightBitTensor.
         file: the file that holds it.
-        num_bytes: its size in that file.
+        num_bytes: its size in that file, scales included.
     """
 
     name: str
@@ -57,7 +67,7 @@ class LogicalTensor:
     """A tensor with the way to read it."""
 
     info: TensorInfo
-    read: Callable[[], np.ndarray | AffineTensor] = field(repr=False)
+    read: Callable[[], Tensor] = field(repr=False)
 
 
 class Checkpoint:
@@ -86,7 +96,7 @@ class Checkpoint:
     def __repr__(self) -> str:
         return f"Checkpoint({str(self.path)!r}, {len(self.tensors)} tensors)"
 
-    def read(self, name: str) -> np.ndarray | AffineTensor:
+    def read(self, name: str) -> Tensor:
         """Reads one tensor.
 
         Dense arrays have the Hugging Face orientation ([N, K] for a linear) and are, where the file allows,

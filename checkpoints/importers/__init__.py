@@ -7,14 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from checkpoints.errors import UnsupportedFormatError
-from checkpoints.importers import dense
+from checkpoints.importers import compressed_tensors, dense, fp8
 from checkpoints.safetensors_file import StoredTensor
 from checkpoints.tensors import LogicalTensor
 
 # (the folder's path, its quantization config, the stored arrays) -> logical tensors
 Importer = Callable[[Path, dict[str, Any], Mapping[str, StoredTensor]], Iterable[LogicalTensor]]
 
-IMPORTERS: dict[str, Importer] = {}
+IMPORTERS: dict[str, Importer] = {
+    "compressed-tensors": compressed_tensors.import_compressed_tensors,
+    "fp8": fp8.import_fp8,
+}
 
 
 def import_tensors(

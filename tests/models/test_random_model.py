@@ -5,8 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from checkpoints import AffineFormat
+from checkpoints import AffineFormat, EightBitFormat
 from pallas_kernels.affine_linear import AffineWeights, pack
+from pallas_kernels.eight_bit_linear import EightBitWeights
+from pallas_kernels.eight_bit_linear.reference import dequantise
 from turbojax.core.weights import Linear
 from turbojax.errors import ModelConfigError
 from turbojax.models import random_model as rm
@@ -14,6 +16,7 @@ from turbojax.models.abstract import abstract_weights
 from turbojax.models.families import architecture_of
 from turbojax.models.planning import plan_model
 from turbojax.models.shapes import SHAPES, UnknownShapeError, shape_config
+from turbojax.models.spec import Dense, EightBit, GroupedAffine
 
 
 def planned(shape, form):
@@ -44,9 +47,14 @@ def test_every_shape_has_every_format(shape, weight_format):
     form = rm.WEIGHT_FORMATS[weight_format]
     spec = planned(shape, form)
     assert len(spec.segments) == 1, "one stack of layers"
-    bits = form.bits if isinstance(form, AffineFormat) else 16
     layer = spec.segments[0].layer
-    assert {part.bits for part in (*layer.qkv, layer.o, *layer.gate_up, layer.down)} == {bits}
+    for part in (*layer.qkv, layer.o, *layer.gate_up, layer.down):
+        if isinstance(form, AffineFormat):
+            assert part.storage == GroupedAffine(form.bits, form.group_size, form.has_offset)
+        elif isinstance(form, EightBitFormat):
+            assert part.storage == EightBit(form.dtype, form.has_blocks and part.in_dim > 128)
+        else:
+            assert part.storage == Dense()
     assert (len(layer.qkv), len(layer.gate_up)) == (1, 1), "fused"
 
 
@@ -65,6 +73,8 @@ def test_random_weights_are_the_tree_that_loading_gives(weight_format):
 
 def values(w):
     """float32 [L, N, K] of a linear's weight."""
+    if isinstance(w, EightBitWeights):
+        return np.stack([dequantise(w, layer) for layer in range(w.codes.shape[0])])
     if not isinstance(w, AffineWeights):
         return np.asarray(w, np.float32)
     spread = lambda a: np.repeat(np.asarray(a, np.float32), w.group_size, axis=2)[:, :, : w.K]

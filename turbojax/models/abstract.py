@@ -8,9 +8,11 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
+from checkpoints.eight_bit import blocks_of
 from pallas_kernels.affine_linear import AffineWeights
+from pallas_kernels.eight_bit_linear import EightBitWeights
 from turbojax.core.weights import LayerWeights, Linear, Weights
-from turbojax.models.spec import LinearSpec, ModelSpec, SegmentSpec
+from turbojax.models.spec import Dense, EightBit, LinearSpec, ModelSpec, SegmentSpec
 
 
 def leaf(shape: tuple[int, ...], dtype: DTypeLike) -> Any:
@@ -22,18 +24,23 @@ def abstract_linear(spec: LinearSpec, num_layers: int, dtype: str) -> Linear:
     """See `Linear`; a dense weight is [L, N, K]."""
     n, k = spec.out_dim, spec.in_dim
     bias = leaf((num_layers, n), dtype) if spec.has_bias else None
-    if spec.bits == 16:
+    storage = spec.storage
+    if isinstance(storage, Dense):
         return Linear(leaf((num_layers, n, k), dtype), bias)
-    grouped = leaf((num_layers, n, -(-k // spec.group_size)), jnp.float32)
-    codes = AffineWeights(
+    if isinstance(storage, EightBit):
+        scales = blocks_of((n, k)) if storage.has_blocks else (n, 1)
+        codes = leaf((num_layers, n, k), storage.dtype)
+        return Linear(EightBitWeights(codes, leaf((num_layers, *scales), jnp.float32)), bias)
+    grouped = leaf((num_layers, n, -(-k // storage.group_size)), jnp.float32)
+    weight = AffineWeights(
         codes=leaf((num_layers, n, k), jnp.uint8),
         scale=grouped,
-        offset=grouped if spec.has_offset else None,
-        perm=leaf((num_layers, k), jnp.int32) if spec.has_perm else None,
-        bits=spec.bits,
-        group_size=spec.group_size,
+        offset=grouped if storage.has_offset else None,
+        perm=leaf((num_layers, k), jnp.int32) if storage.has_perm else None,
+        bits=storage.bits,
+        group_size=storage.group_size,
     )
-    return Linear(codes, bias)
+    return Linear(weight, bias)
 
 
 def abstract_layers(segment: SegmentSpec, model: ModelSpec) -> LayerWeights:

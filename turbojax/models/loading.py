@@ -10,15 +10,16 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
-from checkpoints import AffineTensor, Checkpoint
+from checkpoints import AffineTensor, Checkpoint, EightBitTensor
 from pallas_kernels.affine_linear import AffineWeights
+from pallas_kernels.eight_bit_linear import EightBitWeights
 from turbojax.core.weights import LayerWeights, Linear, Weights
 from turbojax.models.families import Architecture, Source
-from turbojax.models.planning import bias_of
-from turbojax.models.spec import LayerSpec, LinearSpec, ModelSpec, SegmentSpec
+from turbojax.models.planning import bias_of, blocks_of_rows
+from turbojax.models.spec import EightBit, GroupedAffine, LayerSpec, LinearSpec, ModelSpec, SegmentSpec
 
 Rows = Callable[[Sequence[np.ndarray]], np.ndarray]
-"""Joins parts, each with N leading, into one array with N leading."""
+"""Joins parts, each with N (or N / 128 blocks) leading, into one array with N leading."""
 
 Progress = Callable[[int], None]
 """Hears the number of bytes loaded since the last call."""
@@ -36,13 +37,14 @@ def cast(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 def join_qkv(parts: Sequence[np.ndarray], spec: LayerSpec) -> np.ndarray:
     """[q; k; v] rows, interleaved by kv head: its G query heads, its key, its value."""
-    by_head = [p.reshape(spec.num_kv_heads, -1, spec.head_dim, *p.shape[1:]) for p in parts]
+    by_head = [p.reshape(spec.num_kv_heads, -1, *p.shape[1:]) for p in parts]
     return np.concatenate(by_head, axis=1).reshape(-1, *parts[0].shape[1:])
 
 
 def join_gate_up(parts: Sequence[np.ndarray], spec: LayerSpec) -> np.ndarray:
     """[gate; up] rows, interleaved by tiles, so that any tensor-parallel slice is contiguous."""
-    tiled = [p.reshape(-1, 1, spec.gate_up_tile, *p.shape[1:]) for p in parts]
+    num_tiles = spec.down.in_dim // spec.gate_up_tile
+    tiled = [p.reshape(num_tiles, -1, *p.shape[1:]) for p in parts]
     return np.concatenate(tiled, axis=1).reshape(-1, *parts[0].shape[1:])
 
 
@@ -69,6 +71,8 @@ class Reader:
         tensor = self.checkpoint.read(source.at(layer))
         if isinstance(tensor, AffineTensor):
             tensor = tensor.dequantize().T
+        elif isinstance(tensor, EightBitTensor):
+            tensor = tensor.dequantize()
         return cast(pick(tensor, source.rows), self.dtype)
 
     def stack(self, layers: Sequence[int], read: Callable[[int], np.ndarray]) -> jax.Array:
@@ -96,7 +100,7 @@ class Reader:
         assert isinstance(tensor, AffineTensor), source.at(layer)
         return tensor
 
-    def affine(self, parts: Sequence[str], layers: Sequence[int], spec: LinearSpec, join: Rows) -> AffineWeights:
+    def affine(self, parts: Sequence[str], layers: Sequence[int], storage: GroupedAffine, join: Rows) -> AffineWeights:
         """Codes of the parts, joined along N and stacked; they never become floats."""
         tensors: dict[int, list[AffineTensor]] = {}
 
@@ -114,19 +118,36 @@ class Reader:
         return AffineWeights(
             codes=self.stack(layers, field("codes")),
             scale=self.stack(layers, f32(field("scale"))),
-            offset=self.stack(layers, f32(field("offset"))) if spec.has_offset else None,
-            perm=self.stack(layers, lambda i: np.asarray(tensors[i][0].perm, np.int32)) if spec.has_perm else None,
-            bits=spec.bits,
-            group_size=spec.group_size,
+            offset=self.stack(layers, f32(field("offset"))) if storage.has_offset else None,
+            perm=self.stack(layers, lambda i: np.asarray(tensors[i][0].perm, np.int32)) if storage.has_perm else None,
+            bits=storage.bits,
+            group_size=storage.group_size,
         )
+
+    def eight_bit(self, parts: Sequence[str], layers: Sequence[int], join: Rows) -> EightBitWeights:
+        """Codes and scales of the parts, joined along N and stacked, as the checkpoint holds them."""
+
+        def field(name: str) -> Callable[[int], np.ndarray]:
+            def part(source: Source, layer: int) -> np.ndarray:
+                tensor, rows = self.checkpoint.read(source.at(layer)), source.rows
+                assert isinstance(tensor, EightBitTensor), source.at(layer)
+                if rows is not None and name == "scale" and tensor.has_blocks:
+                    rows = blocks_of_rows(rows)
+                return pick(getattr(tensor, name), rows)
+
+            return lambda layer: join([part(self.arch.sources[p], layer) for p in parts])
+
+        return EightBitWeights(self.stack(layers, field("codes")), self.stack(layers, field("scale")))
 
     def linear(self, parts: Sequence[str], layers: Sequence[int], spec: LinearSpec, join: Rows) -> Linear:
         """One linear (fused where there are several parts), stacked over the layers."""
         sources = [self.arch.sources[p] for p in parts]
         joined = lambda of: lambda i: join([self.dense(of(s), i) for s in sources])  # noqa: E731
         bias = self.stack(layers, joined(bias_of)) if spec.has_bias else None
-        if spec.bits != 16:
-            return Linear(self.affine(parts, layers, spec, join), bias)
+        if isinstance(spec.storage, GroupedAffine):
+            return Linear(self.affine(parts, layers, spec.storage, join), bias)
+        if isinstance(spec.storage, EightBit):
+            return Linear(self.eight_bit(parts, layers, join), bias)
         return Linear(self.stack(layers, joined(lambda s: s)), bias)
 
     def linears(

@@ -6,6 +6,7 @@ import dataclasses
 import types
 import typing
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -88,10 +89,17 @@ def with_kv_bits(model: Model, kv_bits: Callable[[int], KVBits]) -> Model:
 
 
 def from_plain(kind: Any, value: Any) -> Any:
-    """The inverse of dataclasses.asdict, by the fields' types: dataclasses, tuples of one kind, optional ones."""
+    """The inverse of dataclasses.asdict, by the fields' types: dataclasses, tuples of one kind, optional ones.
+
+    A union of dataclasses is told apart by their fields' names.
+    """
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin in (types.UnionType, typing.Union):
-        return None if value is None else from_plain(next(a for a in args if a is not type(None)), value)
+        if value is None:
+            return None
+        kinds = [a for a in args if a is not types.NoneType]
+        kind = kinds[0] if len(kinds) == 1 else next(a for a in kinds if {f.name for f in fields(a)} == {*value})
+        return from_plain(kind, value)
     if origin is tuple:
         return tuple(from_plain(args[0], item) for item in value)
     if dataclasses.is_dataclass(kind):

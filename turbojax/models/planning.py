@@ -5,9 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import groupby
 
-from checkpoints import AffineFormat, Checkpoint, MissingTensorError, ShapeMismatchError, TensorInfo
+from checkpoints import (
+    AffineFormat,
+    Checkpoint,
+    EightBitFormat,
+    MissingTensorError,
+    ShapeMismatchError,
+    TensorInfo,
+    UnsupportedFormatError,
+)
+from checkpoints.eight_bit import BLOCK
 from turbojax.models.families import Architecture, Source
-from turbojax.models.spec import LayerSpec, LinearSpec, ModelSpec, SegmentSpec
+from turbojax.models.spec import (
+    Dense,
+    EightBit,
+    GroupedAffine,
+    LayerSpec,
+    LinearSpec,
+    ModelSpec,
+    SegmentSpec,
+    Storage,
+    gate_up_tile,
+)
 
 KVBits = tuple[int, int]
 
@@ -39,32 +58,57 @@ def bias_of(source: Source) -> Source:
     return Source(source.name.removesuffix(".weight") + ".bias", source.rows)
 
 
+def storage_of(info: TensorInfo) -> Storage:
+    """What a weight stays stored as, from the format in its checkpoint."""
+    form = info.format
+    if isinstance(form, AffineFormat):
+        return GroupedAffine(form.bits, form.group_size, form.has_offset, form.has_perm)
+    if isinstance(form, EightBitFormat):
+        has_blocks = form.has_blocks and info.shape[1] > BLOCK  # one block along K: a scale a channel
+        return EightBit("int8" if form.dtype == "int8" else "float8_e4m3fn", has_blocks)
+    return Dense()
+
+
+def blocks_of_rows(rows: Sequence[int]) -> tuple[int, ...] | None:
+    """The blocks of 128 rows that these rows consist of (the last may be cut off); None where they cut one apart."""
+    starts = rows[::BLOCK]
+    whole = [row for start in starts for row in range(start, start + BLOCK)][: len(rows)]
+    is_whole = all(start % BLOCK == 0 for start in starts) and list(rows) == whole
+    return tuple(start // BLOCK for start in starts) if is_whole else None
+
+
 def linear_spec(checkpoint: Checkpoint, arch: Architecture, part: str, layer: int) -> LinearSpec:
     """The spec of one part as the checkpoint stores it."""
-    source = arch.sources[part]
+    source, has_bias = arch.sources[part], part in arch.biased
     in_dim, out_dim = arch.in_dims.get(part, arch.embed_dim), arch.out_dims[part]
-    form = check_shape(checkpoint, source, layer, (out_dim, in_dim)).format
-    if part in arch.biased:
+    info = check_shape(checkpoint, source, layer, (out_dim, in_dim))
+    if has_bias:
         check_shape(checkpoint, bias_of(source), layer, (out_dim,))
-    if not isinstance(form, AffineFormat):
-        return LinearSpec(in_dim, out_dim, has_bias=part in arch.biased)
-    return LinearSpec(
-        in_dim, out_dim, form.bits, form.group_size, form.has_offset, form.has_perm, has_bias=part in arch.biased
-    )
+    storage = storage_of(info)
+    if storage == EightBit("float8_e4m3fn", has_blocks=True) and source.rows and blocks_of_rows(source.rows) is None:
+        reason = f"has scales for blocks of {BLOCK} rows, and the rows of part {part!r} cut blocks apart"
+        raise UnsupportedFormatError(info.file, reason, tensor=info.name, hint="quantise it with a scale a channel")
+    return LinearSpec(in_dim, out_dim, storage, has_bias)
 
 
-def fused(parts: Sequence[LinearSpec]) -> tuple[LinearSpec, ...]:
-    """One linear in place of several that share input and format; else (or with permuted rows) they stay apart."""
+def fused(parts: Sequence[LinearSpec], run_len: int) -> tuple[LinearSpec, ...]:
+    """One linear in place of several that share input and storage; else they stay apart.
+
+    So do parts with permuted rows, and those whose blocks of scales would mix.
+
+    Args:
+        parts: the linears.
+        run_len: rows of one part that stay together in the fused one.
+    """
     first = parts[0]
-    formats = {(p.in_dim, p.bits, p.group_size, p.has_offset, p.has_perm, p.has_bias) for p in parts}
-    if len(formats) > 1 or first.has_perm:
+    storage = first.storage
+    if any((p.in_dim, p.storage, p.has_bias) != (first.in_dim, storage, first.has_bias) for p in parts):
         return tuple(parts)
-    return (
-        LinearSpec(
-            first.in_dim, sum(p.out_dim for p in parts), first.bits, first.group_size,
-            first.has_offset, has_bias=first.has_bias,
-        ),
-    )  # fmt: skip
+    if isinstance(storage, GroupedAffine) and storage.has_perm:
+        return tuple(parts)
+    if isinstance(storage, EightBit) and storage.has_blocks and run_len % BLOCK:
+        return tuple(parts)
+    return (LinearSpec(first.in_dim, sum(p.out_dim for p in parts), storage, first.has_bias),)
 
 
 def layer_spec(checkpoint: Checkpoint, arch: Architecture, layer: int, kv_bits: KVBits) -> LayerSpec:
@@ -86,9 +130,9 @@ def layer_spec(checkpoint: Checkpoint, arch: Architecture, layer: int, kv_bits: 
         has_post_norms=arch.has_post_norms,
         activation=arch.activation,
         rope=arch.rope,
-        qkv=fused([part["q"], part["k"], part["v"]]),
+        qkv=fused([part["q"], part["k"], part["v"]], arch.head_dim),
         o=part["o"],
-        gate_up=fused([part["gate"], part["up"]]),
+        gate_up=fused([part["gate"], part["up"]], gate_up_tile(arch.ffw_dim)),
         down=part["down"],
         k_bits=kv_bits[0],
         v_bits=kv_bits[1],
@@ -96,11 +140,11 @@ def layer_spec(checkpoint: Checkpoint, arch: Architecture, layer: int, kv_bits: 
 
 
 def table_spec(checkpoint: Checkpoint, arch: Architecture, part: str) -> LinearSpec:
-    """The spec of the embedding or the head, [V, D]."""
-    form = check_shape(checkpoint, arch.sources[part], 0, (arch.vocab_size, arch.embed_dim)).format
-    if not isinstance(form, AffineFormat):
-        return LinearSpec(arch.embed_dim, arch.vocab_size)
-    return LinearSpec(arch.embed_dim, arch.vocab_size, form.bits, form.group_size, form.has_offset, form.has_perm)
+    """The spec of the embedding or the head, [V, D]; an embedding's rows are looked up dense or in affine codes."""
+    storage = storage_of(check_shape(checkpoint, arch.sources[part], 0, (arch.vocab_size, arch.embed_dim)))
+    if part == "embedding" and isinstance(storage, EightBit):
+        storage = Dense()
+    return LinearSpec(arch.embed_dim, arch.vocab_size, storage)
 
 
 def plan_model(checkpoint: Checkpoint, arch: Architecture, dtype: str, kv_bits: Callable[[int], KVBits]) -> ModelSpec:
@@ -114,6 +158,7 @@ def plan_model(checkpoint: Checkpoint, arch: Architecture, dtype: str, kv_bits: 
 
     Raises:
         MissingTensorError, ShapeMismatchError: naming file, tensor, what came and what the config implies.
+        UnsupportedFormatError: a fused tensor's blocks of scales do not fall apart into its parts.
     """
     layers = [layer_spec(checkpoint, arch, i, kv_bits(i)) for i in range(arch.num_layers)]
     segments, first = [], 0

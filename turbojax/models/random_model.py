@@ -14,10 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from checkpoints import AffineFormat, Checkpoint, DenseFormat, TensorFormat, TensorInfo
+from checkpoints import AffineFormat, Checkpoint, DenseFormat, EightBitFormat, TensorFormat, TensorInfo
 from checkpoints.tensors import LogicalTensor
 from pallas_kernels import backend
 from pallas_kernels.affine_linear import AffineWeights, pack, packing_problem
+from pallas_kernels.eight_bit_linear import EightBitWeights
 from turbojax.core.weights import Linear, Weights
 from turbojax.errors import ModelConfigError
 from turbojax.models.abstract import abstract_weights
@@ -31,10 +32,14 @@ WEIGHT_FORMATS: Mapping[str, TensorFormat] = {
     "w4": AffineFormat(bits=4, group_size=128, has_offset=False),  # as GPTQ quantises, symmetric
     "w4-awq": AffineFormat(bits=4, group_size=128, has_offset=True),  # with zero points
     "w8": AffineFormat(bits=8, group_size=128, has_offset=False),
+    "w8a8": EightBitFormat("int8"),  # a scale a channel
+    "fp8": EightBitFormat("float8_e4m3fn"),
+    "fp8-block": EightBitFormat("float8_e4m3fn", has_blocks=True),  # as DeepSeek and Qwen quantise
     "bf16": DenseFormat("bfloat16"),  # dense in the dtype of the activations
 }
 # Standard deviations of random codes around their zero point: what scales are divided by.
 CODE_STD = {4: 4.63, 8: 73.9}
+EIGHT_BIT_STD = {"int8": 73.9, "float8_e4m3fn": 107.2}
 
 
 def random_model(
@@ -115,14 +120,20 @@ def random_weights(abstract: Weights, seed: int) -> Weights:
 
 def random_linear(key: jax.Array, abstract: Linear) -> Linear:
     """A linear like the abstract one, packed where kernels will read it."""
-    form: Any = abstract.weight
-    if isinstance(form, jax.ShapeDtypeStruct):
-        bound = (3 / form.shape[2]) ** 0.5  # uniform numbers of standard deviation 1 / sqrt(K)
-        weight = fill_layers(key, form, -bound, bound)
-    else:
-        weight = random_codes(key, form)
     bias: Any = abstract.bias
-    return Linear(weight, None if bias is None else fill_layers(jax.random.fold_in(key, 1), bias, -0.02, 0.02))
+    if bias is not None:
+        bias = fill_layers(jax.random.fold_in(key, 1), bias, -0.02, 0.02)
+    return Linear(random_weight(key, abstract.weight), bias)
+
+
+def random_weight(key: jax.Array, form: Any) -> Any:
+    """Values of standard deviation 1 / sqrt(K), of the abstract weight's kind."""
+    if isinstance(form, AffineWeights):
+        return random_codes(key, form)
+    if isinstance(form, EightBitWeights):
+        return random_eight_bit(key, form)
+    bound = (3 / form.shape[2]) ** 0.5  # uniform numbers
+    return fill_layers(key, form, -bound, bound)
 
 
 def random_codes(key: jax.Array, abstract: AffineWeights) -> Any:
@@ -143,6 +154,14 @@ def random_codes(key: jax.Array, abstract: AffineWeights) -> Any:
         else:
             filled[field.name] = fill_layers(at, leaf, num_codes=num_codes)
     return replace(form, **filled)
+
+
+def random_eight_bit(key: jax.Array, abstract: EightBitWeights) -> EightBitWeights:
+    """Eight-bit codes with values of standard deviation 1 / sqrt(K)."""
+    leaves: Any = abstract
+    scale = abstract.K**-0.5 / EIGHT_BIT_STD[str(abstract.codes.dtype)]
+    codes = fill_layers(key, leaves.codes)
+    return EightBitWeights(codes, fill_layers(jax.random.fold_in(key, 1), leaves.scale, 0.9 * scale, 1.1 * scale))
 
 
 def packed_form(abstract: AffineWeights) -> Any:
@@ -166,7 +185,10 @@ def _packed_layer(K: int, N: int, bits: int, group_size: int, has_offset: bool) 
 def fill_layers(
     key: jax.Array, leaf: jax.ShapeDtypeStruct, low: float = 0.0, high: float = 1.0, *, num_codes: int = 256
 ) -> jax.Array:
-    """Random values for a leaf [L, ...]: floats uniform in low .. high, bytes 0 .. num_codes - 1, any wider words."""
+    """Random values for a leaf [L, ...]: floats uniform in low .. high, bytes 0 .. num_codes - 1, any wider words.
+
+    Eight-bit codes: any int8, any number of float8_e4m3fn.
+    """
     bounds = np.array([low, high], np.float32)
     return _fill_layers(key, bounds, shape=leaf.shape, dtype=jnp.dtype(leaf.dtype), num_codes=num_codes)
 
@@ -182,6 +204,10 @@ def _fill_layers(
         if jnp.issubdtype(dtype, jnp.unsignedinteger):
             bits = jax.random.bits(at, shape[1:], dtype)
             return bits & dtype.type(num_codes - 1) if dtype.itemsize == 1 else bits
+        if dtype.itemsize == 1:
+            codes = jax.random.bits(at, shape[1:], jnp.uint8)
+            nan = (codes & 0x7F) == 0x7F  # of e4m3; 127 and -1 of int8 go with it
+            return lax.bitcast_convert_type(jnp.where(nan, codes ^ 1, codes), dtype)
         low, high = bounds.astype(dtype)
         return jax.random.uniform(at, shape[1:], dtype, low, high)
 

@@ -9,25 +9,63 @@ from turbojax.models.rope import RopeSpec
 
 
 @dataclass(frozen=True)
+class Dense:
+    """Numbers in the model's dtype."""
+
+
+@dataclass(frozen=True)
+class GroupedAffine:
+    """Codes of 8 or 4 bits with float scales; x stays in 16 bits.
+
+    Attributes:
+        bits: of a code.
+        group_size: rows of K that share a scale.
+        has_offset: the codes carry a float offset (else they are symmetric around 2**(bits - 1)).
+        has_perm: rows of the codes are permuted (act-order): x is gathered first.
+    """
+
+    bits: int
+    group_size: int
+    has_offset: bool = False
+    has_perm: bool = False
+
+
+@dataclass(frozen=True)
+class EightBit:
+    """Signed codes of eight bits, multiplied by x quantised to the same dtype.
+
+    Attributes:
+        dtype: of the codes.
+        has_blocks: a scale covers a block of 128 x 128, else an output channel.
+    """
+
+    dtype: Literal["int8", "float8_e4m3fn"]
+    has_blocks: bool = False
+
+
+Storage = Dense | GroupedAffine | EightBit
+"""What a weight is stored as; each kind has fields of its own, by which a saved one is known again."""
+
+
+@dataclass(frozen=True)
 class LinearSpec:
-    """y = x @ W + bias, with W stored dense (`bits` 16) or as grouped affine codes (`bits` 8 or 4).
+    """y = x @ W + bias.
 
     Attributes:
         in_dim, out_dim: K and N.
-        bits: 16 for a dense weight in the model's dtype, else the width of a code.
-        group_size: rows of K that share a scale (0 for dense).
-        has_offset: the codes carry a float offset (else they are symmetric around 2**(bits-1)).
-        has_perm: rows of the codes are permuted (act-order): x is gathered first.
+        storage: of W.
         has_bias: a bias is added.
     """
 
     in_dim: int
     out_dim: int
-    bits: int = 16
-    group_size: int = 0
-    has_offset: bool = False
-    has_perm: bool = False
+    storage: Storage = Dense()
     has_bias: bool = False
+
+
+def gate_up_tile(ffw_dim: int) -> int:
+    """The largest power of two up to 128 that divides F."""
+    return min(128, ffw_dim & -ffw_dim)
 
 
 @dataclass(frozen=True)
@@ -68,8 +106,8 @@ class LayerSpec:
 
     @property
     def gate_up_tile(self) -> int:
-        """Columns of gate that stand together before as many of up: the largest power of two up to 128 in F."""
-        return (self.down.in_dim & -self.down.in_dim) if self.down.in_dim % 128 else 128
+        """Columns of gate that stand together before as many of up."""
+        return gate_up_tile(self.down.in_dim)
 
 
 @dataclass(frozen=True)
