@@ -36,6 +36,7 @@ OPS = (
     "write_kv",
     "paged_decode_attention",
     "paged_prefill_attention",
+    "sample_tokens",
 )
 
 # Shared memory of a program by compute capability; every other GPU from 8.0 on has at least the last figure.

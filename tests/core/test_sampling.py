@@ -1,17 +1,15 @@
-"""Sampling against sorting in float64, and against the distributions it should draw from."""
+"""How steps sample: keys of seed, sample index and position; one program for every setting."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from turbojax.core import sampling
-from turbojax.core.sampling import mask_stop_ids, sortable_bits
-from turbojax.core.state import Sampler
+from turbojax.core.state import NO_TOKEN, NOT_FINITE, Sampler, init_slots
+from turbojax.core.steps import sample_slots
 
-sample, truncate = jax.jit(sampling.sample), jax.jit(sampling.truncate)  # eager loops would compile at every call
+sample = jax.jit(sampling.sample)
 
 
 def sampler(rows, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, sample_index=0):
@@ -26,92 +24,42 @@ def sampler(rows, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, sample
     )
 
 
-def kept_by_sorting(logits, top_k, top_p, min_p):
-    """The kept set of one row by sorting, ties at a threshold kept."""
-    x = logits.astype(np.float64)
-    keep = np.ones(len(x), bool)
-    if 0 < top_k < len(x):
-        keep &= x >= np.sort(x)[::-1][top_k - 1]
-    p = np.where(keep, np.exp(x - x.max()), 0)
-    p /= p.sum()
-    if top_p < 1:
-        order = np.argsort(-p, kind="stable")
-        need = np.searchsorted(np.cumsum(p[order]), top_p) + 1
-        keep &= p >= p[order[min(need, len(x)) - 1]]
-    keep &= np.where(keep, x, -np.inf) >= x.max() + (np.log(min_p) if min_p > 0 else -np.inf)
-    return keep
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    top_k=st.integers(0, 60),
-    top_p=st.floats(0.05, 1.0),
-    min_p=st.sampled_from([0.0, 0.01, 0.3, 1.0]),
-    seed=st.integers(0, 1000),
-)
-def test_truncation_equals_sorting(top_k, top_p, min_p, seed):
-    logits = np.random.default_rng(seed).normal(size=(1, 50), scale=3).astype(np.float32)
-    got = np.asarray(truncate(jnp.asarray(logits), sampler(1, top_k=top_k, top_p=top_p, min_p=min_p)))[0]
-    expected = kept_by_sorting(logits[0], top_k, np.float32(top_p), min_p)
-    p = np.exp(logits[0].astype(np.float64))
-    # A cumulative sum within float32 rounding of top_p may fall on either side: allow the boundary token.
-    differs = np.flatnonzero((got > -np.inf) != expected)
-    assert len(differs) <= 1
-    assert p[differs].sum() / p.sum() < 0.5
-    assert np.isfinite(got[logits[0].argmax()])
-    np.testing.assert_array_equal(got[np.isfinite(got)], logits[0][np.isfinite(got)])
-
-
-@given(st.lists(st.floats(width=32, allow_nan=False), min_size=2, max_size=20))
-@settings(deadline=None, max_examples=50)
-def test_sortable_bits_order_as_floats(values):
-    x = np.asarray(values, np.float32) + np.float32(0)  # no negative zero
-    keys = np.asarray(sortable_bits(jnp.asarray(x)))
-    np.testing.assert_array_equal(x[:, None] < x[None], keys[:, None] < keys[None])
+def tokens(logits, s, positions):
+    return np.asarray(sample(logits, s, jnp.asarray(positions, jnp.int32)).tokens)
 
 
 def test_temperature_zero_is_argmax_even_beside_hot_rows():
     logits = jnp.asarray(np.random.default_rng(0).normal(size=(4, 100)), jnp.float32)
-    s = sampler(4, temperature=[0.0, 1.0, 0.0, 2.0])
-    tokens = sample(logits, s, jnp.arange(4))
-    np.testing.assert_array_equal(tokens[::2], jnp.argmax(logits, axis=-1)[::2])
-
-
-def test_draws_follow_the_softmax_at_the_temperature():
-    logits, temperature, draws = np.array([2.0, 1.0, 0.0, -1.0], np.float32), 0.7, 20_000
-    rows = jnp.broadcast_to(jnp.asarray(logits), (draws, 4))
-    tokens = np.asarray(sample(rows, sampler(draws, temperature=temperature), jnp.arange(draws)))
-    p = np.exp(logits / temperature) / np.exp(logits / temperature).sum()
-    counts = np.bincount(tokens, minlength=4)
-    chi2 = ((counts - draws * p) ** 2 / (draws * p)).sum()
-    assert chi2 < 21.1  # 3 degrees of freedom, p = 1e-4
+    found = tokens(logits, sampler(4, temperature=[0.0, 1.0, 0.0, 2.0]), np.arange(4))
+    np.testing.assert_array_equal(found[::2], jnp.argmax(logits, axis=-1)[::2])
 
 
 def test_a_draw_depends_on_seed_sample_index_and_position_alone():
     rng = np.random.default_rng(1)
     logits = jnp.asarray(rng.normal(size=(1, 500)), jnp.float32)
-    draw = lambda rows, **kw: np.asarray(sample(jnp.repeat(logits, rows, 0), sampler(rows, **kw), jnp.full(rows, 7)))
+    draw = lambda rows, **kw: tokens(jnp.repeat(logits, rows, 0), sampler(rows, **kw), np.full(rows, 7))
     alone = draw(1, seed=5)[0]
     assert (draw(3, seed=5) == alone).all()
     neighbours = jnp.concatenate([jnp.asarray(rng.normal(size=(3, 500)), jnp.float32), logits])
-    assert np.asarray(sample(neighbours, sampler(4, seed=5), jnp.full(4, 7)))[3] == alone
+    assert tokens(neighbours, sampler(4, seed=5), np.full(4, 7))[3] == alone
     seeds = {int(draw(1, seed=s)[0]) for s in range(20)}
     indices = {int(draw(1, seed=5, sample_index=i)[0]) for i in range(20)}
-    positions = {int(sample(logits, sampler(1, seed=5), jnp.asarray([p]))[0]) for p in range(20)}
+    positions = {int(tokens(logits, sampler(1, seed=5), [p])[0]) for p in range(20)}
     assert min(len(seeds), len(indices), len(positions)) > 5
 
 
-def test_stop_ids_cannot_be_sampled_while_too_short():
-    logits = jnp.zeros((2, 6)).at[:, 3].set(9.0).at[:, 4].set(8.0)
-    stop_ids = jnp.asarray([[3, 4, -1], [3, 4, -1]])
-    masked = mask_stop_ids(logits, stop_ids, jnp.asarray([True, False]))
-    assert int(jnp.argmax(masked[0])) not in (3, 4)
-    np.testing.assert_array_equal(masked[1], logits[1])
+def test_keys_are_those_of_threefry():
+    """A default generator with keys of another size changes nothing."""
+    with jax.default_prng_impl("rbg"):
+        found = sampling.row_keys(sampler(2, seed=[3, 4], sample_index=[0, 1]), jnp.asarray([7, 8]))
+    for row, (seed, index, position) in enumerate([(3, 0, 7), (4, 1, 8)]):
+        key = jax.random.fold_in(jax.random.fold_in(jax.random.PRNGKey(seed), index), position)
+        np.testing.assert_array_equal(found[row], key)
 
 
 @pytest.mark.parametrize("seed", [0, 2**32 - 1])
 def test_seeds_span_32_bits(seed):
-    assert sample(jnp.zeros((1, 9)), sampler(1, seed=np.uint32(seed)), jnp.zeros(1, jnp.int32)).shape == (1,)
+    assert tokens(jnp.zeros((1, 9)), sampler(1, seed=np.uint32(seed)), [0]).shape == (1,)
 
 
 def test_sampling_compiles_once_for_every_setting():
@@ -125,3 +73,18 @@ def test_sampling_compiles_once_for_every_setting():
     for settings_ in ({}, {"temperature": 0.0}, {"top_k": 5}, {"top_p": 0.5, "min_p": 0.1}):
         counted(jnp.zeros((2, 9)), sampler(2, **settings_), jnp.zeros(2, jnp.int32))
     assert len(traces) == 1
+
+
+def test_slots_that_are_too_short_pass_their_stop_ids_over_and_bad_logits_stop_theirs():
+    logits = jnp.zeros((4, 6)).at[:, 3].set(9.0).at[:, 4].set(8.0).at[2, 1].set(jnp.nan)
+    slots = init_slots(4, 1, num_stop_ids=2)
+    slots = slots.replace(
+        active=slots.active.at[:4].set(True),
+        stop_ids=slots.stop_ids.at[:4, 0].set(3),
+        min_len=slots.min_len.at[:2].set(jnp.asarray([5, 6])),
+        max_len=slots.max_len + 100,
+    )
+    at, yes = jnp.arange(4, dtype=jnp.int32), jnp.ones(4, bool)
+    new, found = jax.jit(sample_slots)(slots, at, logits, jnp.full(4, 5), yes.at[3].set(False), yes)
+    assert found.tolist() == [3, 4, NOT_FINITE, NO_TOKEN]
+    assert new.active.tolist() == [False, True, False, True, False]

@@ -15,7 +15,7 @@ from flax import struct
 from jax import lax
 
 from turbojax.core.decoder import ChunkRows, DecodeRows, Rows, forward, logits_of
-from turbojax.core.sampling import mask_stop_ids, sample
+from turbojax.core.sampling import sample
 from turbojax.core.state import NO_TOKEN, NOT_FINITE, EngineState, Slots
 from turbojax.core.weights import Weights
 
@@ -73,7 +73,8 @@ def decode_rows(slots: Slots, batch_slots: jax.Array, page_len: int) -> Rows:
     """The next token of each slot as rows of a forward pass."""
     active, length = slots.active[batch_slots], slots.length[batch_slots]
     positions = jnp.where(active, length - 1, 0)
-    tables = slots.block_tables[batch_slots]
+    # A slot that stopped reads the sink: its own pages may hold what is not finite, and 0 * NaN would reach the sink.
+    tables = jnp.where(active[:, None, None], slots.block_tables[batch_slots], 0)
     return Rows(
         tokens=jnp.where(active, slots.last_token[batch_slots], 0),
         positions=positions,
@@ -134,11 +135,10 @@ def sample_slots(
     Returns:
         The slots, and the tokens int32 [M], NO_TOKEN where not valid, NOT_FINITE in real rows of such logits.
     """
-    # One reduction, which XLA runs in the pass over the logits that picks the token; max keeps a NaN.
-    finite = jnp.isfinite(jnp.max(jnp.abs(logits), axis=-1))
     stop_ids = slots.stop_ids[at]
-    logits = mask_stop_ids(logits, stop_ids, lengths < slots.min_len[at])
-    tokens = sample(logits, jax.tree.map(lambda leaf: leaf[at], slots.sampler), lengths)
+    forbidden_ids = jnp.where((lengths < slots.min_len[at])[:, None], stop_ids, NO_TOKEN)
+    sampler = jax.tree.map(lambda leaf: leaf[at], slots.sampler)
+    tokens, finite = sample(logits, sampler, lengths, forbidden_ids)
     stopped = jnp.any(tokens[:, None] == stop_ids, axis=-1) | (lengths + 1 >= slots.max_len[at])
     # Rows that do not count write to the sink.
     at = jnp.where(valid, at, slots.length.shape[0] - 1)
