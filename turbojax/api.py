@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from turbojax.configs import MAX_STOP_IDS, EngineConfig, GenerationConfig
 from turbojax.engine.loop import EngineLoop
+from turbojax.engine.metrics import EngineMetrics
 from turbojax.engine.plan import Runner, SamplingParams
 from turbojax.engine.request import Request
 from turbojax.engine.scheduler import Scheduler
@@ -22,6 +23,7 @@ from turbojax.errors import ConfigError
 from turbojax.prompts import Prompt, as_list, encode, is_one_prompt
 
 if TYPE_CHECKING:
+    from turbojax.memory import MemoryPlan
     from turbojax.tokenizer import Tokenizer
 
 Prompts = Prompt | Sequence[Prompt]
@@ -45,10 +47,12 @@ class Pipeline:
         *,
         vocab_size: int,
         eos_ids: Sequence[int],
+        memory: MemoryPlan | None = None,
     ) -> None:
         self._scheduler, self._tokenizer = scheduler, tokenizer
         self._vocab_size, self._eos_ids = vocab_size, tuple(eos_ids)
         self._request_ids = itertools.count()
+        self.memory = memory  # what weights, KV pool and steps take, of a pipeline on a device
         self._loop = EngineLoop(scheduler, runner)
         # The engine's thread would keep the weights of a pipeline that was dropped without being closed.
         self._finalizer = weakref.finalize(self, self._loop.close)
@@ -61,6 +65,16 @@ class Pipeline:
     def session_len(self) -> int:
         """Most tokens of a sequence, prompt and generated."""
         return self._scheduler.max_len
+
+    @property
+    def max_batch_size(self) -> int:
+        """Sequences that run at once."""
+        return self._scheduler.config.num_slots
+
+    @property
+    def metrics(self) -> EngineMetrics:
+        """What the engine has counted so far."""
+        return self._scheduler.metrics
 
     # -- calls --------------------------------------------------------------------------------------------
 
@@ -77,6 +91,7 @@ class Pipeline:
         Raises:
             RequestError, ConfigError: a prompt or a field is invalid; names the prompt's index.
             EngineClosedError: the pipeline is closed.
+            EngineFailedError: the engine cannot go on; requests that it had have ended with the same error.
         """
         pieces: dict[int, list[Response]] = {i: [] for i in range(len(as_list(prompts)))}
         for piece in self.stream_infer(prompts, gen_config, do_preprocess=do_preprocess):
@@ -260,4 +275,5 @@ def pipeline(model: str | Path | None = None, backend_config: EngineConfig | Non
         load_tokenizer(path),
         vocab_size=parts.model.spec.vocab_size,
         eos_ids=eos_ids(parts.model.config, parts.model.generation_config),
+        memory=parts.memory,
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -15,17 +17,27 @@ from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsed
 
 from checkpoints import is_native
 from pallas_kernels import backend
-from turbojax.buckets import Buckets
+from turbojax.buckets import MAX_CHUNKS, MAX_MULTI_STEP_SLOTS, Buckets
 from turbojax.configs import MAX_STOP_IDS, EngineConfig
-from turbojax.core.state import init_state
+from turbojax.core.diagnosis import describe_layer
+from turbojax.core.state import EngineState, init_state
 from turbojax.engine.block_pool import BlockPool
-from turbojax.engine.scheduler import Scheduler, SchedulerConfig
-from turbojax.errors import ConfigError
-from turbojax.memory import MemoryPlan, plan_memory
+from turbojax.engine.limits import SchedulerConfig
+from turbojax.engine.metrics import EngineMetrics
+from turbojax.engine.scheduler import Scheduler
+from turbojax.errors import ConfigError, OutOfMemoryError
+from turbojax.executables import Executables
+from turbojax.memory import MemoryPlan, estimate_workspace, plan_memory, refusal
 from turbojax.models.model import Model, load_model
 from turbojax.models.packing import pack_weights
+from turbojax.models.spec import ModelSpec
 from turbojax.progress import progress
 from turbojax.runner import JaxRunner
+
+# Short prompts on a CPU should not pay for rows of padding; on a GPU 128 rows take as long as fewer.
+MIN_PREFILL_TOKENS, MIN_PREFILL_TOKENS_ON_GPU = 32, 128
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -64,27 +76,83 @@ def assemble(path: Path, config: EngineConfig) -> EngineParts:
 
 
 def assemble_model(model: Model, config: EngineConfig) -> EngineParts:
-    """The engine of a model whose weights are on the device.
+    """The engine of a model whose weights are on the device. The pool is allocated last, when all else is known.
 
     Raises:
         OutOfMemoryError: the pool does not fit.
     """
-    session_len = min(config.session_len or model.spec.max_len, model.spec.max_len)
-    memory = plan_memory(
-        model.spec,
-        tree_bytes(model.weights),
-        page_len=config.cache_block_seq_len,
-        max_batch_size=config.max_batch_size,
-        max_len=session_len,
-        share=config.cache_max_entry_count,
-    )
-    runner = make_runner(model, config, memory, session_len)
-    limits = SchedulerConfig(
-        config.max_batch_size, session_len, config.max_prefill_token_num,
-        runner.max_prefill_chunks, config.num_decode_steps,
-    )  # fmt: skip
-    scheduler = Scheduler(limits, BlockPool(memory.num_pages, memory.page_len))
+    limits = limits_of(config, model.spec)
+    metrics = EngineMetrics()
+    executables, memory = plan_engine(model, config, limits, metrics)
+    log.info("%s", memory.table())
+    make_state = jax.jit(state_maker(model.spec, limits, memory))
+    runner = JaxRunner(executables, make_state, debug=config.debug)
+    if backend.on_gpu() and executables.is_complete:
+        runner.warm_up()
+    scheduler = Scheduler(limits, BlockPool(memory.num_pages, memory.page_len), metrics)
+    if config.debug:
+        scheduler.explain = lambda request: describe_layer(model.weights, request.token_ids(0, request.num_tokens))
     return EngineParts(model, runner, scheduler, memory)
+
+
+def limits_of(config: EngineConfig, spec: ModelSpec) -> SchedulerConfig:
+    """What the config leaves open, by platform. LMDeploy's figures on a GPU: 256 sequences on an A100, 8,192 tokens."""
+    on_gpu = backend.on_gpu()
+    max_batch_size = config.max_batch_size or (256 if on_gpu else 64)
+    max_prefill = config.max_prefill_token_num or max(8192 if on_gpu else 2048, config.cache_block_seq_len)
+    return SchedulerConfig(
+        num_slots=max_batch_size,
+        session_len=min(config.session_len or spec.max_len, spec.max_len),
+        max_prefill_tokens=max_prefill,
+        max_chunks=min(MAX_CHUNKS, max_batch_size),
+        num_decode_steps=config.num_decode_steps,
+        max_multi_step_slots=MAX_MULTI_STEP_SLOTS,
+    )
+
+
+def state_maker(spec: ModelSpec, limits: SchedulerConfig, memory: MemoryPlan) -> Callable[[], EngineState]:
+    """Makes a fresh state of the planned size."""
+    return functools.partial(
+        init_state, spec, num_slots=limits.num_slots, num_pages=memory.num_pages, page_len=memory.page_len,
+        max_len=limits.session_len, num_stop_ids=MAX_STOP_IDS,
+    )  # fmt: skip
+
+
+def plan_engine(
+    model: Model, config: EngineConfig, limits: SchedulerConfig, metrics: EngineMetrics
+) -> tuple[Executables, MemoryPlan]:
+    """The memory plan, and the steps, compiled where the config asks for it.
+
+    The pool is sized beside an estimate of the workspace. Compiled steps say what they really need: where that leaves
+    too little, they are compiled again for a smaller pool.
+
+    Raises:
+        OutOfMemoryError: the pool does not fit.
+    """
+    buckets = Buckets.of(
+        max_batch_size=limits.num_slots,
+        max_prefill_tokens=limits.max_prefill_tokens,
+        num_decode_steps=limits.num_decode_steps,
+        min_prefill_tokens=MIN_PREFILL_TOKENS_ON_GPU if backend.on_gpu() else MIN_PREFILL_TOKENS,
+    )
+    workspace = estimate_workspace(model.spec, buckets, limits.session_len)
+    while True:
+        memory = plan_memory(
+            model.spec, tree_bytes(model.weights), workspace, page_len=config.cache_block_seq_len,
+            max_batch_size=limits.num_slots, max_len=limits.session_len, share=config.cache_max_entry_count,
+        )  # fmt: skip
+        state = jax.eval_shape(state_maker(model.spec, limits, memory))
+        executables = Executables(model.weights, state, buckets, metrics)
+        if not (backend.on_gpu() if config.compile_ahead is None else config.compile_ahead):
+            return executables, memory
+        with progress_bar("compiling", total=buckets.num_programs) as advance:
+            executables.compile_all(lambda: advance(1))
+        memory = memory.measured(executables.workspace_bytes())
+        if memory.left_bytes >= 0:
+            return executables, memory
+        if memory.workspace_bytes <= workspace:
+            raise OutOfMemoryError(refusal(memory))
+        workspace = memory.workspace_bytes
 
 
 def open_model(path: Path, config: EngineConfig, advance: Callable[[float], None]) -> Model:
@@ -107,24 +175,6 @@ def open_model(path: Path, config: EngineConfig, advance: Callable[[float], None
         place = np.asarray if packed else jnp.asarray
         model = load_model(path, dtype=config.dtype, kv_bits=config.kv_bits, place=place, progress=advance)
     return replace(model, weights=jax.tree.map(jnp.asarray, pack_weights(model.weights))) if packed else model
-
-
-def make_runner(model: Model, config: EngineConfig, memory: MemoryPlan, session_len: int) -> JaxRunner:
-    """State and runner; compiles every bucket first where the config asks for it."""
-    state = init_state(
-        model.spec, num_slots=config.max_batch_size, num_pages=memory.num_pages, page_len=memory.page_len,
-        max_len=session_len, num_stop_ids=MAX_STOP_IDS,
-    )  # fmt: skip
-    buckets = Buckets.of(
-        max_batch_size=config.max_batch_size,
-        max_prefill_tokens=config.max_prefill_token_num,
-        num_decode_steps=config.num_decode_steps,
-    )
-    runner = JaxRunner(model.weights, state, buckets)
-    if config.compile_ahead:
-        with progress_bar("compiling", total=len(list(buckets.all_shapes()))) as advance:
-            runner.warm_up(lambda shape: advance(1))
-    return runner
 
 
 def eos_ids(model_config: Mapping[str, Any], generation_config: Mapping[str, Any]) -> tuple[int, ...]:

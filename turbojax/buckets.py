@@ -37,37 +37,58 @@ class StepShape:
     num_decode_steps: int = 1
 
 
+# Programs of an engine, with those that only move slots and pages (`NUM_OTHER_PROGRAMS`).
+MAX_PROGRAMS = 40
+NUM_OTHER_PROGRAMS = 2
+# Chunks of a step; each costs a row of logits and a block table whether it is used or not.
+MAX_CHUNKS = 8
+# A decode step of more slots takes longer than the host needs for the next one: several steps a call gain nothing.
+MAX_MULTI_STEP_SLOTS = 64
+
+
 @dataclass(frozen=True)
 class Buckets:
     """Every shape of step there is.
 
+    Chunks come in two kinds of steps: one alone, since a long prompt should pay for one row of logits and one block
+    table, or `max_chunks` beside decode slots. Several chunks without decode slots take the smallest of the latter.
+
     Attributes:
         decode_slots: sizes of a pure decode batch.
         prefill_tokens: sizes of the tokens of all chunks of a step together.
-        chunks: how many chunks a pure prefill step may hold (few: one prompt pays for one logits row).
-        mixed_decode_slots: sizes of the decode batch beside chunks (coarse, to keep executables few).
-        decode_steps: tokens per call of a pure decode step.
+        max_chunks: chunks of a step that may hold several.
+        mixed_decode_slots: sizes of the decode batch beside them (coarse, to keep programs few).
+        num_decode_steps: tokens per call of a pure decode step of up to `max_multi_step_slots`, beside 1.
     """
 
     decode_slots: tuple[int, ...]
     prefill_tokens: tuple[int, ...]
-    chunks: tuple[int, ...]
+    max_chunks: int
     mixed_decode_slots: tuple[int, ...]
-    decode_steps: tuple[int, ...]
+    num_decode_steps: int
+    max_multi_step_slots: int = MAX_MULTI_STEP_SLOTS
 
     @classmethod
     def of(
         cls, *, max_batch_size: int, max_prefill_tokens: int, num_decode_steps: int, min_prefill_tokens: int = 32
     ) -> Buckets:
-        """Powers of two up to the limits; at most 40 shapes for 256 slots and 8,192 tokens from 128 on."""
-        max_chunks = min(8, max_batch_size)
-        return cls(
-            decode_slots=powers_of_two(1, max_batch_size),
-            prefill_tokens=powers_of_two(min(min_prefill_tokens, max_prefill_tokens), max_prefill_tokens),
-            chunks=(1, max_chunks) if max_chunks > 1 else (1,),
-            mixed_decode_slots=(max_batch_size,) if max_batch_size <= 16 else (16, max_batch_size),
-            decode_steps=(1, num_decode_steps) if num_decode_steps > 1 else (1,),
-        )
+        """Powers of two up to the limits, with fewer small sizes of prefill where that would be too many programs."""
+        while True:
+            buckets = cls(
+                decode_slots=powers_of_two(1, max_batch_size),
+                prefill_tokens=powers_of_two(min(min_prefill_tokens, max_prefill_tokens), max_prefill_tokens),
+                max_chunks=min(MAX_CHUNKS, max_batch_size),
+                mixed_decode_slots=(max_batch_size,) if max_batch_size <= 16 else (16, max_batch_size),
+                num_decode_steps=num_decode_steps,
+            )
+            if buckets.num_programs <= MAX_PROGRAMS or len(buckets.prefill_tokens) == 1:
+                return buckets
+            min_prefill_tokens *= 2
+
+    @property
+    def num_programs(self) -> int:
+        """What an engine compiles."""
+        return len(list(self.all_shapes())) + NUM_OTHER_PROGRAMS
 
     def shape_of(self, num_decode_slots: int, num_prefill_tokens: int, num_chunks: int, num_steps: int) -> StepShape:
         """The smallest shape that holds a step."""
@@ -75,17 +96,18 @@ class Buckets:
             size = smallest_at_least(self.decode_slots, num_decode_slots)
             return StepShape(size, num_decode_steps=num_steps)
         num_tokens = smallest_at_least(self.prefill_tokens, num_prefill_tokens)
-        if num_decode_slots == 0:
-            return StepShape(0, num_tokens, smallest_at_least(self.chunks, num_chunks))
-        return StepShape(smallest_at_least(self.mixed_decode_slots, num_decode_slots), num_tokens, self.chunks[-1])
+        if num_decode_slots == 0 and num_chunks == 1:
+            return StepShape(0, num_tokens, 1)
+        return StepShape(smallest_at_least(self.mixed_decode_slots, num_decode_slots), num_tokens, self.max_chunks)
 
     def all_shapes(self) -> Iterator[StepShape]:
         """Every shape that `shape_of` can give."""
         for size in self.decode_slots:
-            for steps in self.decode_steps:
-                yield StepShape(size, num_decode_steps=steps)
+            yield StepShape(size)
+            if self.num_decode_steps > 1 and size <= self.max_multi_step_slots:
+                yield StepShape(size, num_decode_steps=self.num_decode_steps)
         for num_tokens in self.prefill_tokens:
-            for num_chunks in self.chunks:
-                yield StepShape(0, num_tokens, num_chunks)
-            for size in self.mixed_decode_slots:
-                yield StepShape(size, num_tokens, self.chunks[-1])
+            yield StepShape(0, num_tokens, 1)
+            if self.max_chunks > 1:
+                for size in self.mixed_decode_slots:
+                    yield StepShape(size, num_tokens, self.max_chunks)

@@ -36,17 +36,21 @@ class EngineConfig:
     Attributes:
         dtype: of activations and of weights that are not quantised; "auto" follows checkpoint and device.
         session_len: most tokens of one sequence, prompt and generated together; None is the model's own limit.
-        max_batch_size: sequences that run at once.
-        cache_max_entry_count: size of the KV pool: a float is the share of the memory that is free after
-            loading the weights, an int the number of pages, the sink page included.
+        max_batch_size: sequences that run at once; None is 256 on a GPU and 64 elsewhere.
+        cache_max_entry_count: size of the KV pool: a float is the share of the memory that weights and the steps'
+            workspace leave free, an int the number of pages, the sink page included.
         cache_block_seq_len: tokens of a page.
         quant_policy: bits of the KV cache: 0 (as the activations), 8 or 4.
         k_bits: bits of K (16, 8, 4) where it differs from quant_policy.
         v_bits: bits of V (16, 8, 4) where it differs from quant_policy.
         kv_policy: (bits of K, bits of V) of every layer; excludes the three fields above.
-        max_prefill_token_num: most prompt tokens that one step computes; longer prompts go in chunks.
+        max_prefill_token_num: most prompt tokens that one step computes; longer prompts go in chunks. None is 8192 on
+            a GPU and 2048 elsewhere.
         num_decode_steps: tokens of each sequence per call to the device while no request waits.
-        compile_ahead: compile every bucket before the first request instead of when it is met.
+        compile_ahead: compile every step before the first request instead of when it is met; None does on a GPU,
+            where a process that runs many requests should not stop to compile, and not elsewhere.
+        debug: an error of numerics names the first layer whose output is not finite, and page numbers are checked
+            before each step.
 
     Raises:
         ConfigError: a field is out of range or contradicts another.
@@ -54,16 +58,17 @@ class EngineConfig:
 
     dtype: str = "auto"
     session_len: int | None = None
-    max_batch_size: int = 64
+    max_batch_size: int | None = None
     cache_max_entry_count: float | int = 0.8
     cache_block_seq_len: int = 64
     quant_policy: int = 0
     k_bits: int | None = None
     v_bits: int | None = None
     kv_policy: tuple[tuple[int, int], ...] | None = None
-    max_prefill_token_num: int = 2048
+    max_prefill_token_num: int | None = None
     num_decode_steps: int = 4
-    compile_ahead: bool = False
+    compile_ahead: bool | None = False
+    debug: bool = False
 
     def __post_init__(self) -> None:
         if self.kv_policy is not None:
@@ -72,7 +77,7 @@ class EngineConfig:
         rules = {
             "dtype": (self.dtype in DTYPES, f"one of {', '.join(DTYPES)}"),
             "session_len": (self.session_len is None or is_int(self.session_len, 2), "None or an int >= 2"),
-            "max_batch_size": (is_int(self.max_batch_size, 1), "an int >= 1"),
+            "max_batch_size": (self.max_batch_size is None or is_int(self.max_batch_size, 1), "None or an int >= 1"),
             "cache_max_entry_count": (
                 is_int(share, 2) or (isinstance(share, float) and 0 < share < 1),
                 "a float between 0 and 1 (share of the free memory) or an int >= 2 (pages)",
@@ -82,14 +87,16 @@ class EngineConfig:
             "k_bits": (self.k_bits is None or (is_int(self.k_bits) and self.k_bits in KV_BITS), "None, 16, 8 or 4"),
             "v_bits": (self.v_bits is None or (is_int(self.v_bits) and self.v_bits in KV_BITS), "None, 16, 8 or 4"),
             "max_prefill_token_num": (
-                is_int(self.max_prefill_token_num, page_len if is_int(page_len) else 1),
-                f"an int >= cache_block_seq_len ({page_len}): chunks end at page edges",
+                self.max_prefill_token_num is None
+                or is_int(self.max_prefill_token_num, page_len if is_int(page_len) else 1),
+                f"None or an int >= cache_block_seq_len ({page_len}): chunks end at page edges",
             ),
             "num_decode_steps": (
                 is_int(self.num_decode_steps, 1, page_len if is_int(page_len) else 1),
                 f"an int of 1 .. cache_block_seq_len ({page_len}): a call may enter one new page",
             ),
-            "compile_ahead": (isinstance(self.compile_ahead, bool), "True or False"),
+            "compile_ahead": (isinstance(self.compile_ahead, bool | None), "True, False or None"),
+            "debug": (isinstance(self.debug, bool), "True or False"),
         }
         _check("EngineConfig", self, rules)
         if self.kv_policy is not None and (self.quant_policy or self.k_bits or self.v_bits):

@@ -52,7 +52,23 @@ class EngineClosedError(TurbojaxError):
 
 
 class EngineFailedError(TurbojaxError):
-    """A step failed on the device; the requests that it held have ended with this error."""
+    """The engine cannot go on (a lost device, failures without end): every request has ended with this error."""
+
+
+class StepFailedError(TurbojaxError):
+    """A request's step failed on the device twice, the second time with no other request in it."""
+
+
+class SlotError(TurbojaxError):
+    """What a step was told of one slot cannot be run; the request in that slot is at fault."""
+
+    def __init__(self, slot: int, message: str) -> None:
+        self.slot = slot
+        super().__init__(message)
+
+
+class NumericsError(TurbojaxError):
+    """The logits of a request are not finite: a NaN or an overflow in weights or activations."""
 
 
 class TokenizerError(TurbojaxError):

@@ -1,22 +1,21 @@
-"""The join of host and device: turns a StepPlan into bucketed arrays, runs the jitted pure step, brings tokens back."""
+"""The join of host and device: takes a StepPlan, runs the compiled pure step on padded arrays, brings tokens back."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import numpy as np
 
+from turbojax.batches import DIRTY_PAGES_PER_CALL, JOINS_PER_CALL
 from turbojax.buckets import Buckets, StepShape
-from turbojax.core import steps
-from turbojax.core.state import NO_TOKEN, EngineState, Joins, Sampler, join
+from turbojax.core.state import NOT_FINITE, EngineState
 from turbojax.core.weights import Weights
-from turbojax.engine.plan import SlotJoin, StepPlan, StepResult
-
-JOINS_PER_CALL = 8
+from turbojax.engine.plan import StepPlan, StepResult
+from turbojax.errors import SlotError
+from turbojax.executables import Executables
 
 
 @dataclass(frozen=True)
@@ -28,138 +27,94 @@ class StepHandle:
     tokens: jax.Array
 
 
-def padded(values: Sequence[int], size: int, fill: int) -> np.ndarray:
-    """int32 [size]."""
-    out = np.full(size, fill, np.int32)
-    out[: len(values)] = values
-    return out
-
-
 class JaxRunner:
     """Holds weights and state, and runs steps on them. The state is donated to each step and replaced by its result."""
 
-    def __init__(self, weights: Weights, state: EngineState, buckets: Buckets) -> None:
-        self.weights, self.buckets = weights, buckets
-        self._state = state
-        self.sink = state.slots.length.shape[0] - 1
-        self.max_prefill_chunks = buckets.chunks[-1]
-        self.num_traces = 0
-        self._join = jax.jit(self._counted(join), donate_argnames="state")
-        self._decode = jax.jit(self._counted(steps.decode), static_argnames="num_steps", donate_argnames="state")
-        self._mixed = jax.jit(self._counted(steps.mixed), donate_argnames="state")
+    def __init__(self, executables: Executables, make_state: Callable[[], EngineState], *, debug: bool = False) -> None:
+        """`make_state` makes the fresh state that the executables were compiled for; `debug` checks page numbers."""
+        self._executables, self._make_state, self._debug = executables, make_state, debug
+        self._batches = executables.batches
+        self._state: EngineState | None = make_state()
+        self._num_pages = self._state.pool.num_pages
+        self.max_prefill_chunks = self.buckets.max_chunks
 
-    def _counted(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        """Counts traces: `num_traces` stands still once every bucket is warm."""
+    @property
+    def weights(self) -> Weights:
+        return self._executables.weights
 
-        @functools.wraps(step)
-        def traced(*args: Any, **kwargs: Any) -> Any:
-            self.num_traces += 1
-            return step(*args, **kwargs)
+    @property
+    def buckets(self) -> Buckets:
+        return self._executables.buckets
 
-        return traced
+    @property
+    def num_traces(self) -> int:
+        """Stands still once every bucket is compiled."""
+        return self._executables.metrics.num_traces
 
     # -- the Runner protocol ------------------------------------------------------------------------------
 
     def dispatch(self, plan: StepPlan) -> StepHandle:
         """Starts the step; never waits for the device."""
+        if self._debug:
+            self._check_pages(plan)
+        for first in range(0, len(plan.dirty_pages), DIRTY_PAGES_PER_CALL):
+            page_ids = plan.dirty_pages[first : first + DIRTY_PAGES_PER_CALL]
+            self._state = self._executables.zero_pages(self._state, self._batches.dirty_pages(page_ids))
         for first in range(0, len(plan.joins), JOINS_PER_CALL):
-            self._state = self._join(self._state, self._joins(plan.joins[first : first + JOINS_PER_CALL]))
-        num_tokens = sum(len(chunk.token_ids) for chunk in plan.prefill_chunks)
+            joins = self._batches.joins(plan.joins[first : first + JOINS_PER_CALL])
+            self._state = self._executables.join(self._state, joins)
+        num_tokens = sum([len(chunk.token_ids) for chunk in plan.prefill_chunks])
         shape = self.buckets.shape_of(
             len(plan.decode_slots), num_tokens, len(plan.prefill_chunks), plan.num_decode_steps
         )
-        tokens = self._run(shape, self._decode_batch(plan, shape), self._prefill_batch(plan, shape))
+        tokens = self._run(plan, shape)
         tokens.copy_to_host_async()
         return StepHandle(plan, shape, tokens)
 
     def fetch(self, handle: StepHandle) -> StepResult:
         """Waits for the step's tokens."""
         plan, tokens = handle.plan, np.asarray(handle.tokens)
-        tokens = tokens[None] if tokens.ndim == 1 else tokens
-        num_decode = handle.shape.num_decode_slots
-        columns = {slot: i for i, slot in enumerate(plan.decode_slots)}
-        columns |= {c.slot: num_decode + i for i, c in enumerate(plan.prefill_chunks) if c.is_last}
-        picked = {slot: tokens[:, column] for slot, column in columns.items()}
-        return StepResult(plan.step_id, {slot: t[t != NO_TOKEN].tolist() for slot, t in picked.items()})
+        columns = tokens.T.tolist() if tokens.ndim == 2 else [[token] for token in tokens.tolist()]
+        of_slot = dict(zip(plan.decode_slots, columns, strict=False))  # columns behind are padding, or chunks
+        of_slot |= dict(
+            zip([c.slot for c in plan.prefill_chunks], columns[handle.shape.num_decode_slots :], strict=False)
+        )
+        if tokens.min() >= 0:  # the usual step; padded rows hold NO_TOKEN
+            return StepResult(plan.step_id, of_slot)
+        not_finite = frozenset(slot for slot, column in of_slot.items() if NOT_FINITE in column)
+        picked = {slot: [token for token in column if token >= 0] for slot, column in of_slot.items()}
+        return StepResult(plan.step_id, picked, not_finite)
 
-    # -- warm-up ------------------------------------------------------------------------------------------
+    def reset(self) -> None:
+        """Replaces the state, which a failed step has lost, and runs a step of padding on it."""
+        self._state = None  # the old pool goes first: there is no room for two
+        self._state = self._make_state()
+        self._run(StepPlan(step_id=-1), StepShape(self.buckets.decode_slots[0])).block_until_ready()
 
-    def warm_up(self, progress: Callable[[StepShape], None] | None = None) -> None:
-        """Compiles every bucket by running it on nothing: all rows are padding, so the state stays as it is."""
-        self._state = self._join(self._state, self._joins(()))
+    def warm_up(self) -> None:
+        """Runs every program once on padding, which leaves the state as it is: a GPU loads programs when they run."""
         for shape in self.buckets.all_shapes():
-            empty = StepPlan(step_id=-1)
-            self._run(shape, self._decode_batch(empty, shape), self._prefill_batch(empty, shape))
-            if progress is not None:
-                progress(shape)
+            self._run(StepPlan(step_id=-1), shape)
+        self._state = self._executables.join(self._state, self._batches.joins(()))
+        self._state = self._executables.zero_pages(self._state, self._batches.dirty_pages(()))
+        jax.block_until_ready(self._state)
 
-    # -- host arrays --------------------------------------------------------------------------------------
+    # -- steps --------------------------------------------------------------------------------------------
 
-    def _run(self, shape: StepShape, decode: steps.DecodeBatch | None, prefill: steps.PrefillBatch | None) -> jax.Array:
-        if prefill is None:
-            self._state, tokens = self._decode(self.weights, self._state, decode, num_steps=shape.num_decode_steps)
-        else:
-            self._state, tokens = self._mixed(self.weights, self._state, decode, prefill)
+    def _run(self, plan: StepPlan, shape: StepShape) -> Any:
+        decode, prefill = self._batches.decode(plan, shape), self._batches.prefill(plan, shape)
+        program = self._executables.step(shape)
+        inputs = (decode,) if prefill is None else (decode, prefill)
+        self._state, tokens = program(self.weights, self._state, *inputs)
         return tokens
 
-    def _decode_batch(self, plan: StepPlan, shape: StepShape) -> steps.DecodeBatch | None:
-        size = shape.num_decode_slots
-        if size == 0:
-            return None
-        num_groups = self._state.slots.block_tables.shape[1]
-        grants = np.zeros((size * num_groups, 4), np.int32)
-        grants[:, 0] = self.sink
-        for i, grant in enumerate(plan.page_grants):
-            grants[i] = grant.slot, grant.group, grant.page_index, grant.page_id
-        return steps.DecodeBatch(padded(plan.decode_slots, size, self.sink), grants)
+    def _check_pages(self, plan: StepPlan) -> None:
+        """Page numbers that the kernels would read unchecked.
 
-    def _prefill_batch(self, plan: StepPlan, shape: StepShape) -> steps.PrefillBatch | None:
-        if shape.num_chunks == 0:
-            return None
-        chunks = plan.prefill_chunks
-        lens = [len(chunk.token_ids) for chunk in chunks]
-        starts = np.full(shape.num_chunks + 1, sum(lens), np.int32)
-        starts[: len(lens) + 1] = np.cumsum([0, *lens])
-        flat = np.concatenate([chunk.token_ids for chunk in chunks]) if chunks else np.zeros(0, np.int32)
-        is_last = np.zeros(shape.num_chunks, bool)
-        is_last[: len(chunks)] = [chunk.is_last for chunk in chunks]
-        return steps.PrefillBatch(
-            tokens=padded(flat, shape.num_prefill_tokens, 0),
-            starts=starts,
-            slots=padded([chunk.slot for chunk in chunks], shape.num_chunks, self.sink),
-            history_lens=padded([chunk.num_history_tokens for chunk in chunks], shape.num_chunks, 0),
-            is_last=is_last,
-        )
-
-    def _joins(self, joins: Sequence[SlotJoin]) -> Joins:
-        slots = self._state.slots
-        _, num_groups, pages_per_slot = slots.block_tables.shape
-        stop_ids = np.full((JOINS_PER_CALL, slots.stop_ids.shape[1]), NO_TOKEN, np.int32)
-        tables = np.zeros((JOINS_PER_CALL, num_groups, pages_per_slot), np.int32)
-        for row, item in enumerate(joins):
-            stop_ids[row, : len(item.stop_token_ids)] = item.stop_token_ids
-            for group, page_ids in enumerate(item.page_ids):
-                tables[row, group, : len(page_ids)] = page_ids
-
-        def column(values: Sequence[float], fill: float, dtype: type) -> np.ndarray:
-            out: np.ndarray = np.full(JOINS_PER_CALL, fill, dtype)
-            out[: len(values)] = values
-            return out
-
-        sampling = [item.sampling for item in joins]
-        return Joins(
-            slot=column([item.slot for item in joins], self.sink, np.int32),
-            max_len=column([item.max_len for item in joins], 0, np.int32),
-            min_len=column([item.min_len for item in joins], 0, np.int32),
-            stop_ids=stop_ids,
-            admitted_len=column([item.admitted_len for item in joins], 0, np.int32),
-            block_tables=tables,
-            sampler=Sampler(
-                temperature=column([s.temperature for s in sampling], 0, np.float32),
-                top_k=column([s.top_k for s in sampling], 0, np.int32),
-                top_p=column([s.top_p for s in sampling], 1, np.float32),
-                min_p=column([s.min_p for s in sampling], 0, np.float32),
-                seed=column([s.seed for s in sampling], 0, np.uint32),
-                sample_index=column([s.sample_index for s in sampling], 0, np.int32),
-            ),
-        )
+        Raises:
+            SlotError: a page is the sink, or lies outside the pool.
+        """
+        given = [(join.slot, page) for join in plan.joins for group in join.page_ids for page in group]
+        for slot, page in (*given, *((grant.slot, grant.page_id) for grant in plan.page_grants)):
+            if not 0 < page < self._num_pages:
+                raise SlotError(slot, f"page {page} of slot {slot}, accepted: 1 .. {self._num_pages - 1}")

@@ -10,7 +10,7 @@ from typing import Any
 
 from turbojax.configs import EngineConfig, GenerationConfig
 from turbojax.engine.text import Response
-from turbojax.errors import TurbojaxError
+from turbojax.errors import EngineFailedError, TurbojaxError
 
 
 @dataclass
@@ -23,8 +23,14 @@ class FakePipeline:
     is_closed: bool = False
     num_cancelled: int = 0
 
+    @property
+    def max_batch_size(self) -> int:
+        return self.config.max_batch_size or 4
+
     def __call__(self, prompt: Any, gen_config: GenerationConfig, *, do_preprocess: bool = True) -> Response:
         self.calls.append((prompt, gen_config, do_preprocess))
+        if prompt == "lost":
+            raise EngineFailedError("the device is lost: no device")
         if prompt == "raise":
             raise TurbojaxError("the prompt has 9 tokens, session_len is 8")
         if prompt == "fail":

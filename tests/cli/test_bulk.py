@@ -122,6 +122,14 @@ def test_an_engine_that_always_fails_ends_the_run(run, files):
     assert len(files[1].read_text().splitlines()) == 9
 
 
+def test_an_engine_that_is_lost_ends_the_run_with_one_line_and_fails_no_further_line(run, files):
+    write_lines(files[0], {"prompt": "a"}, {"prompt": "lost"}, *[{"prompt": "lost"}] * 9)
+    result = bulk(run, files, "--max-batch-size", "1")
+    assert result.exit_code == 1
+    assert result.stderr.splitlines()[-1] == "error: the device is lost: no device"
+    assert set(records(files[1])) <= {1}
+
+
 def test_a_foreign_output_file_is_refused_untouched(run, pipes, files):
     write_lines(files[0], {"prompt": "a"})
     files[1].write_text('{"my": "data"}\ntorn')

@@ -32,10 +32,13 @@ class FakeRunner:
         self.pages: dict[int, dict[int, int]] = {}  # page -> offset -> token written
         self.slots: dict[int, dict] = {}
         self.num_dispatched = 0
+        self.num_resets = 0
 
     def dispatch(self, plan: StepPlan):
         self.num_dispatched += 1
         assert not (plan.prefill_chunks and plan.num_decode_steps != 1)
+        for page in plan.dirty_pages:
+            self.pages[page] = {}
         for join in plan.joins:
             assert 0 <= join.slot < self.num_slots
             self.slots[join.slot] = {"table": list(join.page_ids[0]), "join": join, "length": 0, "active": False}
@@ -81,6 +84,11 @@ class FakeRunner:
         stopped = state["last"] in join.stop_token_ids or state["length"] >= join.max_len
         state["active"] = not stopped
         return state["last"]
+
+    def reset(self) -> None:
+        self.pages.clear()
+        self.slots.clear()
+        self.num_resets += 1
 
     def fetch(self, handle) -> StepResult:
         plan, tokens = handle

@@ -197,10 +197,10 @@ def test_asyncio_twin(pipe):
     ],
 )
 def test_an_invalid_prompt_raises_before_anything_starts(pipe, prompt, error, match):
-    before = pipe._loop._runner.num_dispatched
+    before = pipe._loop._stepper._runner.num_dispatched
     with pytest.raises(error, match=match):
         pipe(prompt, GEN)
-    assert pipe._loop._runner.num_dispatched == before
+    assert pipe._loop._stepper._runner.num_dispatched == before
 
 
 def test_configs_must_match_the_prompts_and_hold_few_stop_ids(pipe):
@@ -221,11 +221,11 @@ def test_a_failing_device_ends_requests_with_its_error():
     with make() as pipe:
         stream = pipe.stream_infer([[1, 2], [3, 4]], GenerationConfig(max_new_tokens=90, ignore_eos=True))
         next(stream)
-        pipe._loop._runner.fails = True
+        pipe._loop._stepper._runner.fails = True
         last = [p for p in stream if p.finish_reason]
         assert [p.finish_reason for p in last] == ["error", "error"]
         assert all("device lost" in p.error for p in last)
-        pipe._loop._runner.fails = False
+        pipe._loop._stepper._runner.fails = False
         assert pipe([2, 3], GEN).token_ids == expected([2, 3], 12), "the engine goes on"
 
 
@@ -242,12 +242,12 @@ def test_a_listener_that_is_gone_ends_its_request_alone(pipe):
 
 
 def test_a_step_that_yields_too_few_tokens_fails_its_requests_instead_of_hanging_them(pipe):
-    fetch = pipe._loop._runner.fetch
-    pipe._loop._runner.fetch = lambda handle: StepResult(fetch(handle).step_id, {})
+    fetch = pipe._loop._stepper._runner.fetch
+    pipe._loop._stepper._runner.fetch = lambda handle: StepResult(fetch(handle).step_id, {})
     responses = pipe([[1, 2], [3, 4]], GEN)
     assert [r.finish_reason for r in responses] == ["error", "error"]
     assert "fewer tokens than planned" in responses[0].error
-    pipe._loop._runner.fetch = fetch
+    pipe._loop._stepper._runner.fetch = fetch
     assert pipe([2, 3], GEN).token_ids == expected([2, 3], 12), "the engine goes on"
 
 

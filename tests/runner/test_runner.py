@@ -1,52 +1,26 @@
 """The engine on a real (small) model: one compilation a bucket, and the equalities through scheduler and runner."""
 
-import numpy as np
 import pytest
 
-from turbojax.api import Pipeline
-from turbojax.assembly import assemble
-from turbojax.buckets import Buckets, StepShape
-from turbojax.configs import EngineConfig, GenerationConfig
-
-GREEDY = GenerationConfig(max_new_tokens=16)
-
-
-def open_pipe(path, **config):
-    # Few buckets, since each takes seconds to compile: 4 of decode, 2 of prefill, 1 mixed.
-    defaults = {"max_batch_size": 2, "max_prefill_token_num": 32, "cache_block_seq_len": 16, "session_len": 128}
-    parts = assemble(path, EngineConfig(**(defaults | config)))
-    pipe = Pipeline(parts.runner, parts.scheduler, None, vocab_size=parts.model.spec.vocab_size, eos_ids=())
-    return pipe, parts
-
-
-@pytest.fixture(scope="module")
-def model(goldens):
-    return goldens / "llama_plain"
-
-
-@pytest.fixture(scope="module")
-def golden(model):
-    """Prompts and their recorded greedy continuations."""
-    inputs, expected = np.load(model / "inputs.npz"), np.load(model / "expected.npz")
-    prompts = [inputs[f"{p}_ids"].tolist() for p in ("p17", "p40")]
-    prompts += [row[:n].tolist() for row, n in zip(inputs["batch_ids"], inputs["batch_lens"], strict=True)]
-    tokens = [expected[f"{p}_gen_ids"].tolist() for p in ("p17", "p40")] + expected["batch_gen_ids"].tolist()
-    return prompts, tokens
+from tests.runner.harness import GREEDY, compilations, open_pipe
+from turbojax.buckets import MAX_PROGRAMS, Buckets, StepShape
+from turbojax.configs import GenerationConfig
 
 
 @pytest.mark.slow
-def test_no_trace_after_warm_up_over_a_mixed_load(model, golden):
+def test_nothing_is_traced_or_compiled_after_warm_up_over_a_mixed_load(model, golden):
     pipe, parts = open_pipe(model, compile_ahead=True)
-    prompts, tokens = golden
-    with pipe:
-        warm = parts.runner.num_traces
-        assert warm == len(list(parts.runner.buckets.all_shapes())) + 1, "each bucket once, and joining"
+    metrics, (prompts, tokens) = parts.scheduler.metrics, golden
+    with pipe, compilations() as late:
+        assert metrics.num_traces == metrics.num_compilations == parts.runner.buckets.num_programs, "each program once"
         responses = pipe(prompts * 3, GREEDY)
         sampled = GenerationConfig(max_new_tokens=9, do_sample=True, top_p=0.9, top_k=40, random_seed=3)
         pipe([p * 2 for p in prompts], [GREEDY, sampled] * (len(prompts) // 2) + [GREEDY] * (len(prompts) % 2))
         for prompt in prompts:
             pipe(prompt, sampled)
-        assert parts.runner.num_traces == warm
+        assert parts.runner.num_traces == parts.runner.buckets.num_programs
+        assert metrics.num_late_compilations == 0
+        assert late == [], "XLA compiled something that is no step"
     assert [r.token_ids for r in responses] == tokens * 3
 
 
@@ -80,16 +54,37 @@ def test_a_seeded_request_is_the_same_alone_and_in_company(model, golden):
     assert alone != other
 
 
-def test_buckets_cover_every_step_and_are_few_on_a_gpu():
-    buckets = Buckets.of(max_batch_size=256, max_prefill_tokens=8192, num_decode_steps=8, min_prefill_tokens=128)
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"max_batch_size": 256, "max_prefill_tokens": 8192, "min_prefill_tokens": 128},  # a GPU's defaults
+        {"max_batch_size": 64, "max_prefill_tokens": 2048},  # a CPU's
+        {"max_batch_size": 1, "max_prefill_tokens": 64},
+        {"max_batch_size": 100, "max_prefill_tokens": 1000},
+        {"max_batch_size": 1024, "max_prefill_tokens": 32768, "num_decode_steps": 16},
+    ],
+    ids=lambda limits: str(limits["max_batch_size"]),
+)
+def test_buckets_cover_every_step_and_are_few(limits):
+    num_steps = limits.setdefault("num_decode_steps", 4)
+    buckets = Buckets.of(**limits)
     shapes = list(buckets.all_shapes())
-    assert len(set(shapes)) == len(shapes)
-    for decode, tokens, chunks in [(1, 0, 0), (200, 0, 0), (0, 5, 1), (0, 8192, 8), (3, 129, 1), (256, 8192, 8)]:
-        shape = buckets.shape_of(decode, tokens, chunks, 1)
-        assert shape in shapes
-        assert shape.num_decode_slots >= decode
-        assert shape.num_prefill_tokens >= tokens
-        assert shape.num_chunks >= chunks
-    assert buckets.shape_of(1, 0, 0, 8) == StepShape(1, num_decode_steps=8)
-    with pytest.raises(ValueError, match="257 exceeds"):
-        buckets.shape_of(257, 0, 0, 1)
+    assert len(set(shapes)) == len(shapes) == buckets.num_programs - 2 <= MAX_PROGRAMS - 2
+    slots, tokens = limits["max_batch_size"], limits["max_prefill_tokens"]
+    used = set()
+    for decode in {0, 1, 2, 17, 64, 65, slots - 1, slots}:
+        for num_tokens in {0, 1, 31, 33, 129, tokens}:
+            for chunks in {0} if num_tokens == 0 else {1, 2, buckets.max_chunks}:
+                if not 0 < decode + chunks <= slots or chunks > num_tokens or num_tokens > tokens:
+                    continue
+                for steps in {1} if chunks or decode > 64 else {1, num_steps}:
+                    shape = buckets.shape_of(decode, num_tokens, chunks, steps)
+                    assert shape in shapes
+                    assert shape.num_decode_slots >= decode
+                    assert shape.num_prefill_tokens >= num_tokens
+                    assert shape.num_chunks >= chunks
+                    assert shape.num_decode_steps == steps
+                    used.add(shape)
+    assert StepShape(0, buckets.prefill_tokens[-1], 1) in used
+    with pytest.raises(ValueError, match=f"{slots + 1} exceeds"):
+        buckets.shape_of(slots + 1, 0, 0, 1)

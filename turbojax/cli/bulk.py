@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import signal
 import threading
@@ -19,7 +20,7 @@ from turbojax.cli import session
 from turbojax.cli.bulk_files import Job, LineError, ResultFile, count_lines, read_jobs
 from turbojax.cli.console import say, stderr
 from turbojax.configs import EngineConfig, GenerationConfig
-from turbojax.errors import TurbojaxError
+from turbojax.errors import EngineFailedError, TurbojaxError
 
 if TYPE_CHECKING:
     from turbojax.api import Pipeline
@@ -34,12 +35,11 @@ def run_bulk(
 
     Raises:
         typer.Exit: with 1 when lines failed, with 130 after Ctrl-C.
-        TurbojaxError: the target is not a file of results, or cannot be written.
+        TurbojaxError: the target is not a file of results, or cannot be written; the engine cannot go on.
     """
     num_lines = count_lines(source)
     with ResultFile(target) as results:
-        # Twice the batch: a slot that becomes free finds the next request waiting.
-        num_before, num_in_flight = len(results.finished), 2 * config.max_batch_size
+        num_before = len(results.finished)
         if num_before >= num_lines:
             say(f"{target}: all {num_lines} lines are finished")
             return
@@ -53,7 +53,9 @@ def run_bulk(
                 raise TurbojaxError(f"the engine fails again and again, the last time with: {record['error']}")
 
         try:
-            with session.open_pipeline(model, config) as pipe, progress:
+            # On a GPU a run of many lines should not stop to compile in the middle.
+            with session.open_pipeline(model, dataclasses.replace(config, compile_ahead=None)) as pipe, progress:
+                num_in_flight = 2 * pipe.max_batch_size  # a slot that becomes free finds the next request waiting
                 run_jobs(pipe, jobs, num_in_flight, emit, raw=raw)
         except KeyboardInterrupt:
             say(f"stopped: {len(results.finished)} of {num_lines} lines are finished; the same command goes on")
@@ -131,6 +133,8 @@ def _answer(pipe: Pipeline, job: Job, raw: bool) -> dict[str, Any]:
     record: dict[str, Any] = {"line": job.line, "id": job.id}
     try:
         response = pipe(job.prompt, job.gen_config, do_preprocess=not raw)
+    except EngineFailedError:
+        raise  # no line will run any more
     except TurbojaxError as error:
         return record | {"error": str(error)}
     assert not isinstance(response, list)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from rich.console import Console
 
 # Standard output carries generated text alone, so that it can be piped.
@@ -20,3 +24,22 @@ def say_error(error: Exception) -> None:
     else:
         text = " ".join(str(error).split())
     say(f"error: {text}", style="red")
+
+
+class _SayHandler(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        say(record.getMessage(), style="dim" if record.levelno < logging.WARNING else "yellow")
+
+
+@contextmanager
+def shown_log() -> Iterator[None]:
+    """Shows what turbojax logs meanwhile: the memory plan, and steps that failed and were recovered from."""
+    log, handler = logging.getLogger("turbojax"), _SayHandler()
+    level = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from turbojax.cli.console import say
+from turbojax.cli.console import say, shown_log
 from turbojax.configs import EngineConfig, GenerationConfig
 from turbojax.errors import TurbojaxError
 
@@ -25,7 +25,7 @@ def open_pipeline(model: str | None, config: EngineConfig) -> Iterator[Pipeline]
     from turbojax.api import pipeline
 
     say(f"loading {model or 'the default model'}")
-    with pipeline(model, backend_config=config) as pipe:
+    with shown_log(), pipeline(model, backend_config=config) as pipe:
         yield pipe
 
 

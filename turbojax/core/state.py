@@ -7,6 +7,7 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 from flax import struct
+from jax import lax
 
 from pallas_kernels.kv_cache import KVPages, empty_pages
 from turbojax.models.spec import ModelSpec, SegmentSpec
@@ -186,3 +187,14 @@ def join(state: EngineState, joins: Joins) -> EngineState:
             sampler=jax.tree.map(put, slots.sampler, joins.sampler),
         ),
     )
+
+
+def zero_pages(state: EngineState, page_ids: jax.Array) -> EngineState:
+    """Zeroes pages (int32 [A], padded with the sink) of K, V and their parameters in all layers, in place."""
+
+    def zeroed(leaf: jax.Array) -> jax.Array:  # [L, P, ...]
+        nothing = jnp.zeros((leaf.shape[0], 1, *leaf.shape[2:]), leaf.dtype)
+        body = lambda i, pages: lax.dynamic_update_slice_in_dim(pages, nothing, page_ids[i], 1)  # noqa: E731
+        return lax.fori_loop(0, page_ids.shape[0], body, leaf)
+
+    return replace(state, pool=jax.tree.map(zeroed, state.pool))

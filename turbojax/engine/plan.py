@@ -72,13 +72,15 @@ class PrefillChunk:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """One step. Joins come first, then grants, then the device work.
+    """One step. Dirty pages are zeroed first, then come joins, then grants, then the device work.
 
-    `decode_slots` decode `num_decode_steps` tokens each (1 when there are prefill chunks too); pages for
-    all of them have been granted. A chunk that is last yields one token for its slot.
+    `dirty_pages` held numbers that are not finite, which attention would spread: a hidden key has probability 0, and
+    0 * NaN is NaN. `decode_slots` decode `num_decode_steps` tokens each (1 when there are prefill chunks too); pages
+    for all of them have been granted. A chunk that is last yields one token for its slot.
     """
 
     step_id: int
+    dirty_pages: tuple[int, ...] = ()
     joins: tuple[SlotJoin, ...] = ()
     page_grants: tuple[PageGrant, ...] = ()
     decode_slots: tuple[int, ...] = ()
@@ -94,15 +96,17 @@ class StepPlan:
 class StepResult:
     """Tokens of one step: `tokens[slot]` lists those the slot produced, in order, stop token included.
 
-    A decoding slot that had stopped before the step, or within it, has fewer than `num_decode_steps`.
+    A decoding slot that had stopped before the step, or within it, has fewer than `num_decode_steps`. A slot of
+    `not_finite` stopped because its logits were not finite; its tokens are those before.
     """
 
     step_id: int
     tokens: dict[int, list[int]]
+    not_finite: frozenset[int] = frozenset()
 
 
 class Runner(Protocol):
-    """The device, as the host side sees it."""
+    """The device, as the host side sees it. A step that raises, in `dispatch` or in `fetch`, has lost all state."""
 
     max_prefill_chunks: int
 
@@ -111,3 +115,10 @@ class Runner(Protocol):
 
     def fetch(self, handle: Any) -> StepResult:
         """Waits for the step's tokens."""
+
+    def reset(self) -> None:
+        """Makes fresh state, in which no slot is taken, and proves on it that the device still runs steps.
+
+        Raises:
+            Exception: whatever the device raises; it is lost then.
+        """

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from turbojax.engine.plan import SamplingParams
+from turbojax.engine.plan import SamplingParams, SlotJoin
 
 Sink = Callable[["Progress"], bool]
 
@@ -50,6 +50,7 @@ class Request:
         num_prefilled_tokens: known tokens whose K and V are in the pool, or will be by the steps in flight.
         num_planned_tokens: its length once the steps in flight have all given their tokens.
         num_steps_in_flight: steps that name its slot and are not committed.
+        is_dirty: its pages hold numbers that are not finite.
     """
 
     request_id: int
@@ -66,6 +67,7 @@ class Request:
     num_prefilled_tokens: int = 0
     num_planned_tokens: int = 0
     num_steps_in_flight: int = 0
+    is_dirty: bool = False
     finish_reason: str | None = None
 
     @property
@@ -88,6 +90,18 @@ class Request:
             return self.prompt_ids[start:end]
         generated = np.asarray(self.generated_ids[max(0, start - num_prompt) : end - num_prompt], np.int32)
         return np.concatenate([self.prompt_ids[start:num_prompt], generated])
+
+    def as_join(self) -> SlotJoin:
+        """What the device needs to know of it as it takes its slot."""
+        return SlotJoin(
+            slot=self.slot,
+            page_ids=(tuple(self.page_ids),),
+            sampling=self.sampling,
+            stop_token_ids=self.stop_token_ids,
+            max_len=self.max_len,
+            min_len=self.min_len,
+            admitted_len=len(self.prompt_ids),
+        )
 
     def check(self) -> None:
         """The lengths keep their order."""

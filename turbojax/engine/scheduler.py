@@ -6,49 +6,40 @@
 Lengths move on when a step is planned, so the next one can be planned without its tokens. A slot that stops on the
 device yields fewer tokens than planned; the host learns it at commit. A slot and its pages are freed only when its
 request is retiring (or yielding) and no step in flight names it.
+
+A step that failed took the pool with it: `recover` turns every running request back into token ids, to be recomputed.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass
+import logging
+from collections.abc import Callable, Iterable
 from itertools import count
 
 from turbojax.engine.block_pool import BlockPool
+from turbojax.engine.limits import SchedulerConfig, check_prompt
+from turbojax.engine.metrics import EngineMetrics
 from turbojax.engine.plan import PageGrant, PrefillChunk, SlotJoin, StepPlan, StepResult
+from turbojax.engine.probation import Probation
 from turbojax.engine.request import Progress, Request, Status
-from turbojax.errors import EmptyPromptError, PromptTooLongError
+from turbojax.engine.roster import Roster
+from turbojax.errors import NumericsError
 
-
-@dataclass(frozen=True)
-class SchedulerConfig:
-    """Limits of a step.
-
-    Attributes:
-        num_slots: sequences that run at once.
-        session_len: most tokens of a sequence.
-        max_prefill_tokens: prompt tokens of one step, all chunks together; decode rows come on top.
-        max_chunks: prefill chunks of one step.
-        num_decode_steps: tokens per call while nothing waits or prefills.
-    """
-
-    num_slots: int
-    session_len: int
-    max_prefill_tokens: int
-    max_chunks: int
-    num_decode_steps: int = 1
+log = logging.getLogger(__name__)
 
 
 class Scheduler:
     """First come, first served. When pages run out, the newest running request gives way and is recomputed later."""
 
-    def __init__(self, config: SchedulerConfig, pool: BlockPool) -> None:
+    def __init__(self, config: SchedulerConfig, pool: BlockPool, metrics: EngineMetrics | None = None) -> None:
         self.config, self.pool = config, pool
-        self.waiting: deque[Request] = deque()
-        self.running: list[Request] = []  # all that hold a slot, oldest first
-        self._free_slots = list(range(config.num_slots - 1, -1, -1))
+        self.metrics = metrics or EngineMetrics()
+        self._roster = Roster(config.num_slots, pool, self.metrics)
+        self.waiting, self.running = self._roster.waiting, self._roster.running
         self._step_ids = count()
         self._in_flight: dict[int, dict[int, Request]] = {}
+        self._probation = Probation()
+        self.explain: Callable[[Request], str] | None = None  # says where a request's numbers stop being finite
 
     # -- requests -----------------------------------------------------------------------------------------
 
@@ -63,14 +54,8 @@ class Scheduler:
         Raises:
             EmptyPromptError, PromptTooLongError: it can never run; the message has the numbers.
         """
-        if num_prompt_tokens == 0:
-            raise EmptyPromptError(f"{name}: the prompt has no tokens")
-        if num_prompt_tokens + 1 > self.max_len:
-            pool_len = self.pool.num_usable_pages * self.pool.page_len
-            raise PromptTooLongError(
-                f"{name}: {num_prompt_tokens} prompt tokens and one to generate exceed {self.max_len} "
-                f"(session_len {self.config.session_len}, KV pool {pool_len} tokens); shorten it or raise them"
-            )
+        pool_len = self.pool.num_usable_pages * self.pool.page_len
+        check_prompt(num_prompt_tokens, name, self.config.session_len, pool_len)
 
     def add(self, request: Request) -> None:
         """Queues a request; see `check` for what it raises."""
@@ -85,7 +70,7 @@ class Scheduler:
             request.status, request.finish_reason = Status.FINISHED, reason
         elif request.status in (Status.RUNNING, Status.YIELDING):
             request.status, request.finish_reason = Status.RETIRING, reason
-            self._settle(request)
+            self._roster.settle(request)
 
     @property
     def is_idle(self) -> bool:
@@ -97,29 +82,37 @@ class Scheduler:
         """The next step; empty if nothing can run before a step in flight is committed.
 
         Decode rows come first, then chunks of running requests, then new ones; chunks share one token budget. Whoever
-        gives way does so before any chunk is planned, so a plan never names a request without pages.
+        gives way does so before any chunk is planned, so a plan never names a request without pages. A suspect of a
+        failed step runs alone; the others keep their slots meanwhile.
         """
-        prefilling = any(r.status is Status.RUNNING and not r.is_prefilled for r in self.running)
-        num_steps = 1 if prefilling or self.waiting else self.config.num_decode_steps
-        grants, decoding = self._plan_decode(num_steps)
-        chunks, budget = self._plan_running_chunks(self.config.max_prefill_tokens)
-        joins = self._plan_admissions(chunks, budget)
+        suspect = self._probation.suspect()
+        able = [r for r in self.running if r.status is Status.RUNNING and (suspect is None or r is suspect)]
+        prefilling = [r for r in able if not r.is_prefilled]
+        busy = prefilling or self.waiting or suspect is not None
+        num_steps = 1 if busy else self.config.steps_for(len(able))
+        grants, decoding = self._plan_decode(able, num_steps, suspect)
+        chunks, budget = self._plan_running_chunks(prefilling, self.config.max_prefill_tokens)
+        joins = self._plan_admissions(chunks, budget, suspect)
+        is_empty = not decoding and not chunks
         plan = StepPlan(
             step_id=next(self._step_ids),
+            dirty_pages=() if is_empty else self._roster.take_dirty_pages(),
             joins=tuple(joins),
             page_grants=tuple(grants),
-            decode_slots=tuple(r.slot for r in decoding),
+            decode_slots=tuple([r.slot for r in decoding]),
             num_decode_steps=num_steps,
             prefill_chunks=tuple(chunks),
         )
         self._launch(plan, decoding)
         return plan
 
-    def _plan_decode(self, num_steps: int) -> tuple[list[PageGrant], list[Request]]:
+    def _plan_decode(
+        self, able: list[Request], num_steps: int, suspect: Request | None
+    ) -> tuple[list[PageGrant], list[Request]]:
         """Who decodes, with pages for the tokens that the step will write; who gets none sits this step out."""
         grants: list[PageGrant] = []
         decoding: list[Request] = []
-        for request in list(self.running):  # oldest first: only requests behind, not granted yet, give way
+        for request in able:  # oldest first: only requests behind, not granted yet, give way
             if request.status is not Status.RUNNING or not request.is_prefilled:
                 continue
             if request.num_planned_tokens >= request.max_len:
@@ -127,31 +120,21 @@ class Scheduler:
             # K and V of the newest token and of all but the last new one are written.
             num_written = min(request.num_planned_tokens + num_steps - 1, request.max_len)
             missing = self.pool.pages_for(num_written) - len(request.page_ids)
-            new = self._take_pages(request, missing) if missing > 0 else []
-            if new is None:
-                continue
-            first = len(request.page_ids)
-            grants += [PageGrant(request.slot, first + i, page) for i, page in enumerate(new)]
-            request.page_ids += new
+            if missing > 0:
+                new = self._roster.take_pages(request, missing, suspect)
+                if new is None:
+                    continue
+                first = len(request.page_ids)
+                grants += [PageGrant(request.slot, first + i, page) for i, page in enumerate(new)]
+                request.page_ids += new
             decoding.append(request)
         return grants, decoding
 
-    def _take_pages(self, needy: Request, num_pages: int) -> list[int] | None:
-        """Pages from the free ones, or from the newest running requests behind `needy`, which give way."""
-        while (page_ids := self.pool.allocate(num_pages)) is None:
-            victim = next((r for r in reversed(self.running) if r is needy or r.status is Status.RUNNING), needy)
-            yielding = any(r.status is Status.YIELDING for r in self.running)
-            if victim is needy or yielding:
-                return None  # pages are on their way: no second one needs to give way
-            victim.status = Status.YIELDING
-            self._settle(victim)
-        return page_ids
-
-    def _plan_running_chunks(self, budget: int) -> tuple[list[PrefillChunk], int]:
+    def _plan_running_chunks(self, prefilling: list[Request], budget: int) -> tuple[list[PrefillChunk], int]:
         """The next chunk of every request that is still being prefilled, and the budget that is left."""
         chunks: list[PrefillChunk] = []
-        for request in self.running:
-            if request.status is not Status.RUNNING or request.is_prefilled or len(chunks) == self.config.max_chunks:
+        for request in prefilling:
+            if request.status is not Status.RUNNING or len(chunks) == self.config.max_chunks:
                 continue
             chunk = self._next_chunk(request, budget)
             if chunk is not None:
@@ -169,53 +152,39 @@ class Scheduler:
         is_last = end == request.num_prefill_tokens
         return PrefillChunk(request.slot, request.token_ids(start, end), start, is_last)
 
-    def _plan_admissions(self, chunks: list[PrefillChunk], budget: int) -> list[SlotJoin]:
+    def _plan_admissions(self, chunks: list[PrefillChunk], budget: int, suspect: Request | None) -> list[SlotJoin]:
         """Gives slots and pages to waiting requests, in order, while both and the budget last; adds their chunks."""
         joins: list[SlotJoin] = []
-        while self.waiting and self._free_slots and len(chunks) < self.config.max_chunks:
-            request = self.waiting[0]
-            if budget < min(request.num_tokens, self.pool.page_len):
+        while self._roster.has_free_slot and len(chunks) < self.config.max_chunks:
+            request = self._next_waiting(suspect)
+            if request is None or budget < min(request.num_tokens, self.pool.page_len):
                 break
             # One page more than its tokens need, so that it does not give way at its first decode step.
             num_pages = self.pool.pages_for(request.num_tokens)
-            if self.pool.num_free_pages() < min(num_pages + 1, self.pool.pages_for(request.max_len)):
+            num_wanted = min(num_pages + 1, self.pool.pages_for(request.max_len))
+            if not self._roster.make_room(num_wanted, suspect):
                 break
-            self.waiting.popleft()
-            self._admit(request, num_pages)
-            joins.append(self._join_of(request))
+            self._roster.admit(request, num_pages)
+            joins.append(request.as_join())
             chunk = self._next_chunk(request, budget)
             if chunk is not None:
                 chunks.append(chunk)
                 budget -= len(chunk.token_ids)
         return joins
 
-    def _admit(self, request: Request, num_pages: int) -> None:
-        page_ids = self.pool.allocate(num_pages)
-        assert page_ids is not None
-        request.status, request.page_ids, request.slot = Status.RUNNING, page_ids, self._free_slots.pop()
-        request.num_prefilled_tokens, request.num_prefill_tokens = 0, request.num_tokens
-        request.num_planned_tokens = request.num_tokens
-        self.running.append(request)
-
-    @staticmethod
-    def _join_of(request: Request) -> SlotJoin:
-        return SlotJoin(
-            slot=request.slot,
-            page_ids=(tuple(request.page_ids),),
-            sampling=request.sampling,
-            stop_token_ids=request.stop_token_ids,
-            max_len=request.max_len,
-            min_len=request.min_len,
-            admitted_len=len(request.prompt_ids),
-        )
+    def _next_waiting(self, suspect: Request | None) -> Request | None:
+        """Who may be admitted now: the first in the queue, or the suspect alone."""
+        if suspect is not None:
+            return suspect if suspect.status is Status.WAITING else None
+        return self.waiting[0] if self.waiting else None
 
     def _launch(self, plan: StepPlan, decoding: list[Request]) -> None:
         """Moves lengths on, as if the step's tokens were in."""
-        by_slot = {r.slot: r for r in self.running}
         named: dict[int, Request] = {}
         for request in decoding:
             request.num_planned_tokens = min(request.num_planned_tokens + plan.num_decode_steps, request.max_len)
             named[request.slot] = request
+        by_slot = {r.slot: r for r in self.running} if plan.prefill_chunks else {}
         for chunk in plan.prefill_chunks:
             request = by_slot[chunk.slot]
             request.num_prefilled_tokens += len(chunk.token_ids)
@@ -230,11 +199,17 @@ class Scheduler:
 
     def commit(self, plan: StepPlan, result: StepResult) -> None:
         """Takes in the tokens of a step: hands them to the requests' sinks, ends those that are done."""
+        self.metrics.num_steps += 1
         for slot, request in self._in_flight.pop(plan.step_id).items():
             request.num_steps_in_flight -= 1
             if request.status in (Status.RUNNING, Status.YIELDING):
                 self._take_tokens(request, result.tokens.get(slot, []))
-            self._settle(request)
+                self._probation.review(request)
+            if slot in result.not_finite:
+                request.is_dirty = True  # whatever ended it: its pages must be zeroed
+                if request.status in (Status.RUNNING, Status.YIELDING):
+                    self._fail(request, self._numerics_error(request))
+            self._roster.settle(request)
 
     def _take_tokens(self, request: Request, token_ids: list[int]) -> None:
         if not token_ids:
@@ -246,46 +221,73 @@ class Scheduler:
             request.finish_reason = "stop"
         elif request.num_tokens >= request.max_len:
             request.finish_reason = "length"
-        stopped_by_sink = request.sink(Progress(token_ids, request.finish_reason))
+        stopped_by_sink = self._report(request, Progress(token_ids, request.finish_reason))
         if stopped_by_sink and request.finish_reason is None:
             request.finish_reason = "stop"
         if request.finish_reason is not None:
+            self.metrics.num_finished_requests += 1
             request.status = Status.RETIRING
 
-    def fail_in_flight(self, error: Exception) -> list[Request]:
-        """A step was lost: every request that holds a slot ends with the error."""
-        failed = [r for r in self.running if r.status is not Status.RETIRING]
+    @staticmethod
+    def _report(request: Request, progress: Progress) -> bool:
+        """Whether the sink wants the request to end; one that raises ends its own request, not the engine."""
+        try:
+            return request.sink(progress)
+        except Exception:
+            log.exception("the sink of request %d failed", request.request_id)
+            return True
+
+    # -- failures -----------------------------------------------------------------------------------------
+
+    def _fail(self, request: Request, error: Exception) -> None:
+        """Ends a running request with an error; the caller settles it."""
+        request.status, request.finish_reason = Status.RETIRING, "error"
+        self.metrics.num_failed_requests += 1
+        self._report(request, Progress([], "error", error))
+
+    def _numerics_error(self, request: Request) -> NumericsError:
+        where = "" if self.explain is None else f": {self.explain(request)}"
+        num_prompt, num_new = len(request.prompt_ids), len(request.generated_ids)
+        return NumericsError(
+            f"request {request.request_id}: its logits are not finite behind {num_prompt} prompt tokens and {num_new} "
+            f"generated ones{where}"
+        )
+
+    def named_in(self, plan: StepPlan) -> dict[int, Request]:
+        """The requests of a step in flight that still run, by slot."""
+        named = self._in_flight[plan.step_id]
+        return {slot: r for slot, r in named.items() if r.status is not Status.RETIRING}
+
+    def on_probation(self, request: Request) -> bool:
+        return request in self._probation
+
+    def recover(self, suspects: Iterable[Request], failed: dict[Request, Exception]) -> None:
+        """All state is lost: every request that holds a slot becomes token ids again and waits to be recomputed.
+
+        Args:
+            suspects: those that will run alone until they are past this place.
+            failed: those at fault, which end with their errors.
+        """
+        for request in suspects:
+            self._probation.put(request)
         self._in_flight.clear()
-        for request in list(self.running):
-            request.num_steps_in_flight = 0
-            request.status = Status.RETIRING
-            request.finish_reason = request.finish_reason or "error"
-            self._settle(request)
-        for request in failed:
-            request.sink(Progress([], "error", error))
-        return failed
+        for request, error in failed.items():
+            self._fail(request, error)
+        self._roster.vacate()
 
-    def _settle(self, request: Request) -> None:
-        """Frees slot and pages of a request that gives them up, once no step in flight names it."""
-        if request.num_steps_in_flight or request.status not in (Status.RETIRING, Status.YIELDING):
-            return
-        self.pool.release(request.page_ids)
-        self._free_slots.append(request.slot)
-        self.running.remove(request)
-        request.page_ids, request.slot = [], -1
-        if request.status is Status.RETIRING:
+    def fail_running(self, error: Exception) -> None:
+        """Ends every request that holds a slot with the error; nothing may be in flight any more."""
+        self.recover((), {r: error for r in self.running if r.status is not Status.RETIRING})
+
+    def fail_all(self, error: Exception) -> None:
+        """Ends every request with the error; nothing may be in flight any more."""
+        waiting = list(self.waiting)
+        self.waiting.clear()
+        self.fail_running(error)
+        for request in waiting:
+            self._fail(request, error)
             request.status = Status.FINISHED
-        else:
-            request.status = Status.WAITING
-            self.waiting.appendleft(request)
 
     def check_integrity(self) -> None:
         """Pages and slots are each held once or free; nothing is lost."""
-        self.pool.check_integrity()
-        held = [page for r in self.running for page in r.page_ids]
-        assert len(set(held)) == len(held), "two requests hold one page"
-        assert len(held) == self.pool.num_usable_pages - self.pool.num_free_pages(), "pages have no owner"
-        slots = [r.slot for r in self.running]
-        assert sorted(slots + self._free_slots) == list(range(self.config.num_slots)), "slots are lost or doubled"
-        for request in (*self.running, *self.waiting):
-            request.check()
+        self._roster.check_integrity()

@@ -1,0 +1,50 @@
+"""What bounds a step and a sequence, and whether a prompt fits at all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from turbojax.errors import EmptyPromptError, PromptTooLongError
+
+
+@dataclass(frozen=True)
+class SchedulerConfig:
+    """Limits of a step.
+
+    Attributes:
+        num_slots: sequences that run at once.
+        session_len: most tokens of a sequence.
+        max_prefill_tokens: prompt tokens of one step, all chunks together; decode rows come on top.
+        max_chunks: prefill chunks of one step.
+        num_decode_steps: tokens per call while nothing waits or prefills.
+        max_multi_step_slots: most decoding slots of such a call; None is all of them. A step of more takes longer
+            than the host needs for the next one.
+    """
+
+    num_slots: int
+    session_len: int
+    max_prefill_tokens: int
+    max_chunks: int
+    num_decode_steps: int = 1
+    max_multi_step_slots: int | None = None
+
+    def steps_for(self, num_decoding: int) -> int:
+        """Tokens per call of a pure decode step of this many slots while nothing waits."""
+        few = self.max_multi_step_slots is None or num_decoding <= self.max_multi_step_slots
+        return self.num_decode_steps if few else 1
+
+
+def check_prompt(num_prompt_tokens: int, name: str, session_len: int, pool_len: int) -> None:
+    """Whether a prompt and one token behind it can ever run.
+
+    Raises:
+        EmptyPromptError, PromptTooLongError: it cannot; the message has the numbers.
+    """
+    if num_prompt_tokens == 0:
+        raise EmptyPromptError(f"{name}: the prompt has no tokens")
+    max_len = min(session_len, pool_len)
+    if num_prompt_tokens + 1 > max_len:
+        raise PromptTooLongError(
+            f"{name}: {num_prompt_tokens} prompt tokens and one to generate exceed {max_len} "
+            f"(session_len {session_len}, KV pool {pool_len} tokens); shorten it or raise them"
+        )

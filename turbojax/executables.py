@@ -1,0 +1,118 @@
+"""The compiled steps of an engine: each bucket once, all of them at the start or each when it is first met."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import jax
+
+from turbojax.batches import Batches
+from turbojax.buckets import Buckets, StepShape
+from turbojax.core import steps
+from turbojax.core.state import EngineState, join, zero_pages
+from turbojax.core.weights import Weights
+from turbojax.engine.metrics import EngineMetrics
+from turbojax.engine.plan import StepPlan
+
+JOIN, ZERO_PAGES = "join", "zero_pages"  # buckets.NUM_OTHER_PROGRAMS
+# XLA compiles a program on one thread for most of its time; more threads than this only compete for memory.
+MAX_COMPILE_THREADS = 16
+
+
+class Executables:
+    """Programs by what they run: `step(shape)`, `join`, `zero_pages`. All take and donate the engine's state.
+
+    They are compiled from shapes alone, so the state need not exist yet: what a program needs beside it is known
+    before the pool takes the rest of the memory. A compiled program is called as fast as a jitted function.
+    """
+
+    def __init__(self, weights: Weights, state: EngineState, buckets: Buckets, metrics: EngineMetrics) -> None:
+        """`state` needs no values, only shapes (`jax.eval_shape`)."""
+        self.weights, self.buckets, self.metrics = weights, buckets, metrics
+        self.batches = Batches.of(state)
+        self._state = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), state)
+        self._programs: dict[Hashable, Any] = {}
+        self.is_complete = False
+        donated = functools.partial(jax.jit, donate_argnames="state")
+        self._join, self._zero = donated(self._counted(join)), donated(self._counted(zero_pages))
+        self._decode = donated(self._counted(steps.decode), static_argnames="num_steps")
+        self._mixed = donated(self._counted(steps.mixed))
+
+    def _counted(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        metrics = self.metrics
+
+        @functools.wraps(step)
+        def traced(*args: Any, **kwargs: Any) -> Any:
+            metrics.num_traces += 1
+            return step(*args, **kwargs)
+
+        return traced
+
+    # -- programs -----------------------------------------------------------------------------------------
+
+    def step(self, shape: StepShape) -> Any:
+        """(weights, state, decode batch, prefill batch) -> (state, tokens); of a pure decode step without the last."""
+        return self._program(shape)
+
+    @property
+    def join(self) -> Any:
+        """(state, joins) -> state."""
+        return self._program(JOIN)
+
+    @property
+    def zero_pages(self) -> Any:
+        """(state, page ids) -> state."""
+        return self._program(ZERO_PAGES)
+
+    def keys(self) -> list[Hashable]:
+        """Every program that there can be; the largest step first, since it takes longest to compile."""
+        shapes = sorted(self.buckets.all_shapes(), key=lambda s: (s.num_prefill_tokens, s.num_decode_slots))
+        return [*reversed(shapes), JOIN, ZERO_PAGES]
+
+    def _program(self, key: Hashable) -> Any:
+        program = self._programs.get(key)
+        if program is None:
+            program = self._programs[key] = self._lower(key).compile()
+            self.metrics.num_compilations += 1
+            self.metrics.num_late_compilations += self.is_complete
+        return program
+
+    def _lower(self, key: Hashable) -> Any:
+        if key == JOIN:
+            return self._join.lower(self._state, self.batches.joins(()))
+        if key == ZERO_PAGES:
+            return self._zero.lower(self._state, self.batches.dirty_pages(()))
+        assert isinstance(key, StepShape)
+        nothing = StepPlan(step_id=-1)
+        decode, prefill = self.batches.decode(nothing, key), self.batches.prefill(nothing, key)
+        if prefill is None:
+            return self._decode.lower(self.weights, self._state, decode, num_steps=key.num_decode_steps)
+        return self._mixed.lower(self.weights, self._state, decode, prefill)
+
+    # -- ahead of time ------------------------------------------------------------------------------------
+
+    def compile_all(self, progress: Callable[[], None] | None = None) -> None:
+        """Compiles everything that is not compiled yet; `progress` is called after each program, from any thread.
+
+        Tracing holds the interpreter and is done here, one after the other; XLA compiles in threads meanwhile.
+        """
+        missing = [key for key in self.keys() if key not in self._programs]
+        with ThreadPoolExecutor(min(MAX_COMPILE_THREADS, os.cpu_count() or 1), "turbojax-compile") as threads:
+            running: dict[Hashable, Future[Any]] = {}
+            for key in missing:
+                running[key] = threads.submit(self._lower(key).compile)
+                if progress is not None:
+                    running[key].add_done_callback(lambda future: progress())
+            for key, future in running.items():
+                self._programs[key] = future.result()
+                self.metrics.num_compilations += 1
+        self.is_complete = True
+
+    def workspace_bytes(self) -> int:
+        """The largest temporary memory of any program that is compiled, beside weights and state."""
+        analyses = [program.memory_analysis() for program in self._programs.values()]
+        return max((int(a.temp_size_in_bytes) for a in analyses if a is not None), default=0)
