@@ -20,7 +20,9 @@ TABLE = Path(__file__).with_name("tuned.json")
 MAX_GROUP = 64
 NUM_SMS = 132  # where the device does not say: lowering without a GPU
 PROGRAMS_PER_SM = 4
-MIN_RANGE_LEN = 64  # below it the merge costs more than the range
+# Below these a merge costs more than a range saves: one sequence of 1k took 7.2 us in ranges of 128 and 7.3 of 64,
+# 16 of them 15.4 in ranges of 256 and more than 18.5 of 128.
+MIN_RANGE_LEN_ALONE, MIN_RANGE_LEN = 128, 256
 
 
 def kernel_problem(q: jax.Array, pages: KVPages) -> str | None:
@@ -53,15 +55,19 @@ def _num_sms() -> int:
 def decode_config(q: jax.Array, pages: KVPages, table_len: int) -> DecodeConfig:
     """The cut for a shape: long ranges where the batch alone fills the GPU, short ones where it does not.
 
-    A batch is taken to fill half of its tables: 16 sequences of 1k in tables of 2k took 18.5 us in ranges of 1,024 and
-    15.4 us in ranges of 256.
+    Where it does not, a batch is taken to fill half of its tables. KV8, 16 sequences of 1k in tables of 2k: 15.4 us in
+    ranges of 256, 18.0 of 512; 64 sequences of 1k, which fill the GPU: 40.4 us whole, 49.0 in ranges of 512.
     """
     by_bits = _tuned()["decode"]
     bits = f"{pages.k_bits},{pages.v_bits}"
     tuned = by_bits.get(bits, by_bits[str(min(pages.k_bits, pages.v_bits))])
-    num_keys = q.shape[0] * pages.num_kv_heads * table_len * pages.page_len // (1 if q.shape[0] == 1 else 2)
-    fair = 2 ** round(math.log2(max(1, num_keys / (_num_sms() * PROGRAMS_PER_SM))))
-    range_len = max(pages.page_len, MIN_RANGE_LEN, min(tuned["max_range_len"], fair))
+    batch, places = q.shape[0], _num_sms() * PROGRAMS_PER_SM
+    num_keys = table_len * pages.page_len // (1 if batch == 1 else 2)
+    programs = batch * pages.num_kv_heads  # of whole sequences
+    fills = programs >= 0.9 * places
+    fair = tuned["max_range_len"] if fills else 2 ** round(math.log2(programs * num_keys / places))
+    shortest = max(pages.page_len, MIN_RANGE_LEN_ALONE if batch == 1 else MIN_RANGE_LEN)
+    range_len = max(shortest, min(tuned["max_range_len"], fair))
     steps = min(tuned["pages_per_step"], range_len // pages.page_len)
     return DecodeConfig(range_len, steps, tuned["num_warps"], tuned["num_stages"])
 
