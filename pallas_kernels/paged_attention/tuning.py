@@ -23,6 +23,8 @@ PROGRAMS_PER_SM = 4
 # Below these a merge costs more than a range saves: one sequence of 1k took 7.2 us in ranges of 128 and 7.3 of 64,
 # 16 of them 15.4 in ranges of 256 and more than 18.5 of 128.
 MIN_RANGE_LEN_ALONE, MIN_RANGE_LEN = 128, 256
+TYPICAL_LEN_ALONE, TYPICAL_LEN = 16384, 1024
+MAX_PROGRAMS = 4096  # of a grid, which is as large as the tables: those past the end of a sequence are not free
 
 
 def kernel_problem(q: jax.Array, pages: KVPages) -> str | None:
@@ -53,21 +55,22 @@ def _num_sms() -> int:
 
 
 def decode_config(q: jax.Array, pages: KVPages, table_len: int) -> DecodeConfig:
-    """The cut for a shape: long ranges where the batch alone fills the GPU, short ones where it does not.
+    """The cut for a shape: whole sequences where the batch alone fills the GPU, shorter ranges where it does not.
 
-    Where it does not, a batch is taken to fill half of its tables. KV8, 16 sequences of 1k in tables of 2k: 15.4 us in
-    ranges of 256, 18.0 of 512; 64 sequences of 1k, which fill the GPU: 40.4 us whole, 49.0 in ranges of 512.
+    What does not fill it gets ranges of which sequences of a typical length do, however long its tables are. KV8, 16 sequences of 1k: 15.4 us in ranges of 256, 18.0 of 512,
+    more than 18.5 of 128; 64 of them, which fill the GPU: 40.4 whole, 49.0 in ranges of 512; one of 16k: 15.6 in ranges
+    of 256, 18.9 of 512.
     """
     by_bits = _tuned()["decode"]
     bits = f"{pages.k_bits},{pages.v_bits}"
     tuned = by_bits.get(bits, by_bits[str(min(pages.k_bits, pages.v_bits))])
-    batch, places = q.shape[0], _num_sms() * PROGRAMS_PER_SM
-    num_keys = table_len * pages.page_len // (1 if batch == 1 else 2)
+    batch, places, table_keys = q.shape[0], _num_sms() * PROGRAMS_PER_SM, table_len * pages.page_len
     programs = batch * pages.num_kv_heads  # of whole sequences
-    fills = programs >= 0.9 * places
-    fair = tuned["max_range_len"] if fills else 2 ** round(math.log2(programs * num_keys / places))
     shortest = max(pages.page_len, MIN_RANGE_LEN_ALONE if batch == 1 else MIN_RANGE_LEN)
-    range_len = max(shortest, min(tuned["max_range_len"], fair))
+    fair = programs * min(table_keys, TYPICAL_LEN_ALONE if batch == 1 else TYPICAL_LEN) / places
+    fair = max(fair, programs * table_keys / MAX_PROGRAMS)
+    fits = tuned["max_range_len"] if programs >= 0.9 * places else 2 ** round(math.log2(fair))
+    range_len = max(shortest, min(tuned["max_range_len"], fits))
     steps = min(tuned["pages_per_step"], range_len // pages.page_len)
     return DecodeConfig(range_len, steps, tuned["num_warps"], tuned["num_stages"])
 
