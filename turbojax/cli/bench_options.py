@@ -51,8 +51,13 @@ class Common:
         int | None, typer.Option(rich_help_panel=_ENGINE, help="Tokens of a sequence per call while nothing waits.")
     ] = None
     compile_ahead: Annotated[
-        bool, typer.Option(rich_help_panel=_ENGINE, help="Compile all steps first, not as they are met.")
-    ] = True
+        bool | None,
+        typer.Option(
+            "--compile-ahead/--no-compile-ahead",
+            rich_help_panel=_ENGINE,
+            help="Compile all steps first, not as they are met; by default on a GPU.",
+        ),
+    ] = None
     temperature: options.Temperature = None
     top_p: options.TopP = None
     top_k: options.TopK = None
