@@ -7,7 +7,7 @@ import itertools
 import queue
 import secrets
 import weakref
-from collections.abc import AsyncIterator, Callable, Generator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -23,6 +23,8 @@ from turbojax.errors import ConfigError
 from turbojax.prompts import Prompt, as_list, encode, is_one_prompt
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from turbojax.memory import MemoryPlan
     from turbojax.tokenizer import Tokenizer
 
@@ -93,10 +95,9 @@ class Pipeline:
             EngineClosedError: the pipeline is closed.
             EngineFailedError: the engine cannot go on; requests that it had have ended with the same error.
         """
-        pieces: dict[int, list[Response]] = {i: [] for i in range(len(as_list(prompts)))}
-        for piece in self.stream_infer(prompts, gen_config, do_preprocess=do_preprocess):
-            pieces[piece.index].append(piece)
-        responses = [join_pieces(p) for p in pieces.values()]
+        outbox: queue.SimpleQueue[Response] = queue.SimpleQueue()
+        requests = self._requests(prompts, gen_config, do_preprocess, outbox.put, whole=True)
+        responses = sorted(self._stream(requests, outbox.get), key=lambda response: response.index)
         return responses[0] if is_one_prompt(prompts) else responses
 
     def stream_infer(
@@ -125,22 +126,25 @@ class Pipeline:
         self, prompts: Prompts, gen_config: GenConfigs = None, *, do_preprocess: bool = True
     ) -> Response | list[Response]:
         """The async twin of `__call__`."""
-        pieces: dict[int, list[Response]] = {i: [] for i in range(len(as_list(prompts)))}
-        async for piece in self.astream_infer(prompts, gen_config, do_preprocess=do_preprocess):
-            pieces[piece.index].append(piece)
-        responses = [join_pieces(p) for p in pieces.values()]
+        stream = self._astream(prompts, gen_config, do_preprocess, whole=True)
+        responses = sorted([response async for response in stream], key=lambda response: response.index)
         return responses[0] if is_one_prompt(prompts) else responses
 
-    async def astream_infer(
+    def astream_infer(
         self, prompts: Prompts, gen_config: GenConfigs = None, *, do_preprocess: bool = True
-    ) -> AsyncIterator[Response]:
+    ) -> AsyncGenerator[Response, None]:
         """The async twin of `stream_infer`; a cancelled task cancels its requests."""
+        return self._astream(prompts, gen_config, do_preprocess)
+
+    async def _astream(
+        self, prompts: Prompts, gen_config: GenConfigs, do_preprocess: bool, *, whole: bool = False
+    ) -> AsyncGenerator[Response, None]:
         event_loop, outbox = asyncio.get_running_loop(), asyncio.Queue[Response]()
 
         def deliver(piece: Response) -> None:
             event_loop.call_soon_threadsafe(outbox.put_nowait, piece)
 
-        requests = self._requests(prompts, gen_config, do_preprocess, deliver)
+        requests = self._requests(prompts, gen_config, do_preprocess, deliver, whole=whole)
         unfinished = dict(enumerate(requests))
         try:
             for request in requests:
@@ -157,9 +161,9 @@ class Pipeline:
     # -- requests -----------------------------------------------------------------------------------------
 
     def _requests(
-        self, prompts: Prompts, gen_config: GenConfigs, do_preprocess: bool, deliver: Deliver
+        self, prompts: Prompts, gen_config: GenConfigs, do_preprocess: bool, deliver: Deliver, *, whole: bool = False
     ) -> list[Request]:
-        """One request a prompt, all of them checked."""
+        """One request a prompt, all of them checked; `whole` ones deliver one piece."""
         many = as_list(prompts)
         configs = one_for_each(gen_config, len(many))
         requests = []
@@ -167,10 +171,10 @@ class Pipeline:
             name = "the prompt" if len(many) == 1 else f"prompt {index}"
             ids = encode(prompt, self._tokenizer, self._vocab_size, name, do_preprocess=do_preprocess)
             self._scheduler.check(len(ids), name)
-            requests.append(self._request(ids, config, index, deliver))
+            requests.append(self._request(ids, config, index, deliver, whole))
         return requests
 
-    def _request(self, ids, config: GenerationConfig, index: int, deliver: Deliver) -> Request:  # type: ignore[no-untyped-def]
+    def _request(self, ids: np.ndarray, config: GenerationConfig, index: int, deliver: Deliver, whole: bool) -> Request:
         stop_ids = (*(() if config.ignore_eos else self._eos_ids), *config.stop_token_ids)
         stop_ids = tuple(dict.fromkeys(stop_ids))
         if len(stop_ids) > MAX_STOP_IDS:
@@ -191,6 +195,7 @@ class Pipeline:
                 min_new_tokens=config.min_new_tokens,
                 num_input_tokens=len(ids),
                 index=index,
+                whole=whole,
             ),
         )
 
@@ -213,20 +218,6 @@ class Pipeline:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def join_pieces(pieces: list[Response]) -> Response:
-    """The whole of a stream."""
-    last = pieces[-1]
-    return Response(
-        text="".join(p.text for p in pieces),
-        token_ids=[token for p in pieces for token in p.token_ids],
-        finish_reason=last.finish_reason,
-        num_input_tokens=last.num_input_tokens,
-        num_generated_tokens=last.num_generated_tokens,
-        error=last.error,
-        index=last.index,
-    )
 
 
 def one_for_each(gen_config: GenConfigs, num_prompts: int) -> list[GenerationConfig]:

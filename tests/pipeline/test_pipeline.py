@@ -126,6 +126,17 @@ def test_a_stream_is_the_whole_in_pieces(pipe):
         assert mine[-1].finish_reason == whole.finish_reason
 
 
+@pytest.mark.parametrize("stop_words", [(), ("ZZ",)])
+def test_a_call_hears_of_a_request_once(pipe, stop_words):
+    """A thread that only wants the result is not woken for every token."""
+    pieces = []
+    config = GenerationConfig(max_new_tokens=12, stop_words=stop_words)
+    (request,) = pipe._requests([2, 3], config, True, pieces.append, whole=True)
+    pipe._loop.submit(request)
+    assert pipe([2, 3], config) == pipe([2, 3], config)
+    assert pieces == [pipe([2, 3], config)]
+
+
 def test_stop_words_end_the_text_and_the_request(pipe):
     free = pipe([9, 9], GenerationConfig(max_new_tokens=30, ignore_eos=True))
     word = free.text[4:6]

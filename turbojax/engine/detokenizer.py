@@ -27,17 +27,15 @@ class Detokenizer:
 
     def push(self, token_ids: Sequence[int]) -> str:
         """The text that these tokens complete."""
-        text = ""
-        for token in token_ids:
-            self._window.append(token)
-            text += self._advance()
-        return text
+        return "".join([self.push_token(token) for token in token_ids])
 
     def flush(self) -> str:
         """The text of tokens that were held back: bytes that are no character show as the replacement character."""
         return self._emit(len(self._window), self._decode(self._window))
 
-    def _advance(self) -> str:
+    def push_token(self, token: int) -> str:
+        """The text that this token completes."""
+        self._window.append(token)
         text = self._decode(self._window)
         num_pending = len(self._window) - self._num_out
         if text == self._text_out:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,8 +25,7 @@ class Status(enum.Enum):
     FINISHED = enum.auto()
 
 
-@dataclass(frozen=True)
-class Progress:
+class Progress(NamedTuple):
     """New tokens of a request; the last one carries a finish reason (`stop`, `length`, `error`, `cancelled`)."""
 
     token_ids: list[int]

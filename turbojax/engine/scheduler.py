@@ -87,10 +87,11 @@ class Scheduler:
         """
         suspect = self._probation.suspect()
         able = [r for r in self.running if r.status is Status.RUNNING and (suspect is None or r is suspect)]
-        prefilling = [r for r in able if not r.is_prefilled]
+        prefilling = [r for r in able if r.num_prefilled_tokens < r.num_prefill_tokens]
         busy = prefilling or self.waiting or suspect is not None
         num_steps = 1 if busy else self.config.steps_for(len(able))
-        grants, decoding = self._plan_decode(able, num_steps, suspect)
+        ready = [r for r in able if r.is_prefilled] if prefilling else able
+        grants, decoding = self._plan_decode(ready, num_steps, suspect)
         chunks, budget = self._plan_running_chunks(prefilling, self.config.max_prefill_tokens)
         joins = self._plan_admissions(chunks, budget, suspect)
         is_empty = not decoding and not chunks
@@ -107,28 +108,33 @@ class Scheduler:
         return plan
 
     def _plan_decode(
-        self, able: list[Request], num_steps: int, suspect: Request | None
+        self, ready: list[Request], num_steps: int, suspect: Request | None
     ) -> tuple[list[PageGrant], list[Request]]:
         """Who decodes, with pages for the tokens that the step will write; who gets none sits this step out."""
         grants: list[PageGrant] = []
         decoding: list[Request] = []
-        for request in able:  # oldest first: only requests behind, not granted yet, give way
-            if request.status is not Status.RUNNING or not request.is_prefilled:
-                continue
-            if request.num_planned_tokens >= request.max_len:
-                continue  # its last token is in flight
+        page_len, running = self.pool.page_len, Status.RUNNING
+        for request in ready:  # oldest first: only requests behind, not granted yet, give way
+            if request.status is not running or request.num_planned_tokens >= request.max_len:
+                continue  # it gave way, or its last token is in flight
             # K and V of the newest token and of all but the last new one are written.
             num_written = min(request.num_planned_tokens + num_steps - 1, request.max_len)
-            missing = self.pool.pages_for(num_written) - len(request.page_ids)
-            if missing > 0:
-                new = self._roster.take_pages(request, missing, suspect)
-                if new is None:
-                    continue
-                first = len(request.page_ids)
-                grants += [PageGrant(request.slot, first + i, page) for i, page in enumerate(new)]
-                request.page_ids += new
+            if num_written > len(request.page_ids) * page_len and not self._grant(
+                request, num_written, suspect, grants
+            ):
+                continue
             decoding.append(request)
         return grants, decoding
+
+    def _grant(self, request: Request, num_tokens: int, suspect: Request | None, grants: list[PageGrant]) -> bool:
+        """Gives a request the pages that it misses for so many tokens; False, and nothing given, if there are none."""
+        first = len(request.page_ids)
+        new = self._roster.take_pages(request, self.pool.pages_for(num_tokens) - first, suspect)
+        if new is None:
+            return False
+        grants += [PageGrant(request.slot, first + i, page) for i, page in enumerate(new)]
+        request.page_ids += new
+        return True
 
     def _plan_running_chunks(self, prefilling: list[Request], budget: int) -> tuple[list[PrefillChunk], int]:
         """The next chunk of every request that is still being prefilled, and the budget that is left."""
@@ -180,10 +186,10 @@ class Scheduler:
 
     def _launch(self, plan: StepPlan, decoding: list[Request]) -> None:
         """Moves lengths on, as if the step's tokens were in."""
-        named: dict[int, Request] = {}
+        num_steps = plan.num_decode_steps
+        named = {request.slot: request for request in decoding}
         for request in decoding:
-            request.num_planned_tokens = min(request.num_planned_tokens + plan.num_decode_steps, request.max_len)
-            named[request.slot] = request
+            request.num_planned_tokens = min(request.num_planned_tokens + num_steps, request.max_len)
         by_slot = {r.slot: r for r in self.running} if plan.prefill_chunks else {}
         for chunk in plan.prefill_chunks:
             request = by_slot[chunk.slot]
@@ -200,33 +206,34 @@ class Scheduler:
     def commit(self, plan: StepPlan, result: StepResult) -> None:
         """Takes in the tokens of a step: hands them to the requests' sinks, ends those that are done."""
         self.metrics.num_steps += 1
+        running, alive = Status.RUNNING, (Status.RUNNING, Status.YIELDING)
         for slot, request in self._in_flight.pop(plan.step_id).items():
             request.num_steps_in_flight -= 1
-            if request.status in (Status.RUNNING, Status.YIELDING):
-                self._take_tokens(request, result.tokens.get(slot, []))
+            token_ids = result.tokens.get(slot)
+            if token_ids and request.status in alive:
+                self._take_tokens(request, token_ids)
                 self._probation.review(request)
             if slot in result.not_finite:
                 request.is_dirty = True  # whatever ended it: its pages must be zeroed
-                if request.status in (Status.RUNNING, Status.YIELDING):
+                if request.status in alive:
                     self._fail(request, self._numerics_error(request))
-            self._roster.settle(request)
+            if request.status is not running:
+                self._roster.settle(request)
 
     def _take_tokens(self, request: Request, token_ids: list[int]) -> None:
-        if not token_ids:
-            return
-        stops = [i for i, token in enumerate(token_ids) if token in request.stop_token_ids]
-        token_ids = token_ids[: stops[0] + 1] if stops else token_ids
+        reason = None
+        for i, token in enumerate(token_ids):
+            if token in request.stop_token_ids:
+                token_ids, reason = token_ids[: i + 1], "stop"
+                break
         request.generated_ids += token_ids
-        if stops:
-            request.finish_reason = "stop"
-        elif request.num_tokens >= request.max_len:
-            request.finish_reason = "length"
-        stopped_by_sink = self._report(request, Progress(token_ids, request.finish_reason))
-        if stopped_by_sink and request.finish_reason is None:
-            request.finish_reason = "stop"
-        if request.finish_reason is not None:
+        if reason is None and len(request.prompt_ids) + len(request.generated_ids) >= request.max_len:
+            reason = "length"
+        if self._report(request, Progress(token_ids, reason)) and reason is None:
+            reason = "stop"
+        if reason is not None:
             self.metrics.num_finished_requests += 1
-            request.status = Status.RETIRING
+            request.status, request.finish_reason = Status.RETIRING, reason
 
     @staticmethod
     def _report(request: Request, progress: Progress) -> bool:

@@ -51,42 +51,63 @@ class TextSink:
         min_new_tokens: int = 0,
         num_input_tokens: int = 0,
         index: int = 0,
+        whole: bool = False,
     ) -> None:
-        self._deliver = deliver
+        """`whole` delivers one piece, at the end; where no stop word is looked for, it is decoded only then."""
+        self._deliver, self._decode = deliver, decode
         self._detokenizer = None if decode is None else Detokenizer(decode)
-        self._stop_words = StopWords(stop_words)
+        self._stop_words = StopWords(stop_words) if stop_words else None
         self._stop_token_ids = frozenset(stop_token_ids)
         self._min_new_tokens, self._num_input_tokens, self._index = min_new_tokens, num_input_tokens, index
         self._num_tokens = 0
+        self._whole, self._reads_text = whole, not whole or bool(stop_words)
+        self._held_text, self._held_ids = "", list[int]()
 
     def __call__(self, progress: Progress) -> bool:
         """Delivers the piece; True if a stop word ended the text or nobody listens: the request must end too."""
+        if not self._reads_text and progress.finish_reason is None:
+            self._held_ids += progress.token_ids
+            return False
         try:
-            text, token_ids, stopped = self._advance(progress)
+            text, token_ids, stopped = self._advance(progress) if self._reads_text else self._finish(progress)
         except Exception as error:  # a decoder's failure ends this request, not the engine's thread
             self._send("", [], "error", f"{type(error).__name__}: {error}")
             return True
         reason = "stop" if stopped else progress.finish_reason
+        if self._whole:
+            text, token_ids = self._held_text + text, self._held_ids + token_ids
+            if reason is None:
+                self._held_text, self._held_ids = text, token_ids
+                return False
         heard = self._send(text, token_ids, reason, None if progress.error is None else str(progress.error))
         return stopped or not heard
 
+    def _finish(self, progress: Progress) -> tuple[str, list[int], bool]:
+        """The text of all tokens at once: it is what the pieces of a stream give together."""
+        ids = [token for token in (*self._held_ids, *progress.token_ids) if token not in self._stop_token_ids]
+        self._num_tokens = len(self._held_ids) + len(progress.token_ids)
+        return "" if self._decode is None else self._decode(ids), progress.token_ids, False
+
     def _advance(self, progress: Progress) -> tuple[str, list[int], bool]:
         """The text and tokens of a piece, and whether it ran into a stop word; tokens behind one are dropped."""
-        text, taken = "", []
-        for token in progress.token_ids:
+        detokenizer, stop_words, text = self._detokenizer, self._stop_words, ""
+        for i, token in enumerate(progress.token_ids):
             self._num_tokens += 1
-            taken.append(token)
-            if self._detokenizer is None or token in self._stop_token_ids:
+            if detokenizer is None or token in self._stop_token_ids:
                 continue
-            piece = self._detokenizer.push([token])
-            text += self._stop_words.push(piece) if self._num_tokens > self._min_new_tokens else piece
-            if self._stop_words.found is not None:
-                return text, taken, True
-        if progress.finish_reason is not None and self._detokenizer is not None:
-            text += self._stop_words.push(self._detokenizer.flush())
-            stopped = self._stop_words.found is not None
-            return text + self._stop_words.flush(), taken, stopped
-        return text, taken, False
+            piece = detokenizer.push_token(token)
+            if stop_words is not None and self._num_tokens > self._min_new_tokens:
+                piece = stop_words.push(piece)
+                if stop_words.found is not None:
+                    return text + piece, progress.token_ids[: i + 1], True
+            text += piece
+        if progress.finish_reason is not None and detokenizer is not None:
+            rest = detokenizer.flush()
+            if stop_words is not None:
+                rest = stop_words.push(rest) + stop_words.flush()
+                return text + rest, progress.token_ids, stop_words.found is not None
+            text += rest
+        return text, progress.token_ids, False
 
     def _send(self, text: str, token_ids: list[int], reason: str | None, error: str | None) -> bool:
         """Whether the piece was taken: a listener that is gone (a closed event loop) must not take the engine along."""
