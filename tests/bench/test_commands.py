@@ -94,6 +94,8 @@ def test_latency(run, tmp_path):
         (["prefill", "--shape", "llama-9"], "shape 'llama-9' is unknown; known are llama-3.1-8b"),
         (["decode", "--shape", "tiny", "--weights", "w3"], "weight format 'w3' is unknown; known are w4"),
         (["decode", "--shape", "tiny", "--batch", "1,x"], "batch: '1,x', integers"),
+        (["decode", "--shape", "tiny", "--cells", "4x8x9"], "cells: '4x8x9', a batch and a context"),
+        (["decode", "--shape", "tiny", "--cells", "4x8", "--batch", "1"], "give it without batch and context"),
         (["decode", "--shape", "tiny", "--top-p", "2"], "top_p is 2.0"),
         (["decode", "--shape", "tiny", "--profile"], "needs an NVIDIA GPU"),
         (["decode", "--shape", "tiny", "--context", "9999"], "beyond the limit of 4,096"),

@@ -54,8 +54,8 @@ def test_contradictions_are_named(fields, reason):
 
 def test_a_grid_fits_its_engine():
     settings = Settings(shape="tiny", engine={"num_decode_steps": 2, "max_prefill_token_num": 64})
-    config = Grid((1, 4), (100, 10), num_steps=8).config(settings)
-    assert config.max_batch_size == 4
+    config = Grid(((1, 100), (4, 100), (8, 10)), num_steps=8).config(settings)
+    assert config.max_batch_size == 8
     # 4 prompts of two chunks each, then 32 steps to warm up, 8 to time, and four calls of 2.
     assert config.session_len == 100 + 4 * 2 + 32 + 8 + 4 * 2
 
@@ -63,11 +63,11 @@ def test_a_grid_fits_its_engine():
 @pytest.mark.parametrize(
     ("grid", "reason"),
     [
-        (Grid((), (1,), 1), "batch"),
-        (Grid((1,), (0,), 1), "context: 0"),
-        (Grid((1,), (1,), 0), "steps: 0"),
-        (Grid((9,), (1,), 1), "max-batch-size 8 is below batch 9"),
-        (Grid((1,), (1,), 1, against_greedy=True), "against-greedy"),
+        (Grid((), 1), "integers >= 1"),
+        (Grid(((1, 0),), 1), "integers >= 1"),
+        (Grid(((1, 1),), 0), "integers >= 1"),
+        (Grid(((9, 1),), 1), "max-batch-size 8 is below batch 9"),
+        (Grid(((1, 1),), 1, against_greedy=True), "against-greedy"),
     ],
 )
 def test_a_grid_that_cannot_be_run(grid, reason):

@@ -24,15 +24,14 @@ class Grid:
     """What to time.
 
     Attributes:
-        batches, contexts: every pair of them.
+        cells: (batch, context) pairs, in order.
         num_steps: of each window.
         loop: also the same steps in a bare loop on the device.
         profile: also the kernels of such a step.
         against_greedy: also greedy steps, beside sampled ones.
     """
 
-    batches: tuple[int, ...]
-    contexts: tuple[int, ...]
+    cells: tuple[tuple[int, int], ...]
     num_steps: int
     loop: bool = False
     profile: bool = False
@@ -44,17 +43,17 @@ class Grid:
         Raises:
             BenchError: no engine does.
         """
-        for name, numbers in (("batch", self.batches), ("context", self.contexts), ("steps", (self.num_steps,))):
-            if not numbers or min(numbers) < 1:
-                raise BenchError(f"{name}: {', '.join(map(str, numbers))}; integers >= 1 are expected")
+        if not self.cells or min(min(cell) for cell in self.cells) < 1 or self.num_steps < 1:
+            raise BenchError("batch, context and steps: integers >= 1 are expected")
         if self.against_greedy and not settings.sampling:
             raise BenchError("against-greedy compares sampled steps: give top-p, top-k, min-p or temperature too")
         if self.profile and not backend.on_gpu():
             raise BenchError("profile sums GPU kernels, and needs an NVIDIA GPU")
-        config = settings.config(max_batch_size=max(self.batches))
-        if config.max_batch_size is not None and config.max_batch_size < max(self.batches):
-            raise BenchError(f"max-batch-size {config.max_batch_size} is below batch {max(self.batches)}")
-        needs = [c + num_new_tokens(b, c, self.num_steps, config) for b in self.batches for c in self.contexts]
+        largest = max(batch for batch, _ in self.cells)
+        config = settings.config(max_batch_size=largest)
+        if config.max_batch_size is not None and config.max_batch_size < largest:
+            raise BenchError(f"max-batch-size {config.max_batch_size} is below batch {largest}")
+        needs = [c + num_new_tokens(b, c, self.num_steps, config) for b, c in self.cells]
         return dataclasses.replace(config, session_len=max(needs))
 
 
@@ -84,14 +83,13 @@ def time_grid(bench: Bench, grid: Grid, timed: list[Timed]) -> Iterator[Finding]
     with bench.engine(grid.config(bench.settings)) as engine:
         if engine.ready_s is not None:
             yield Finding([make_row(bench.settings.case("start to ready", sampled=False), engine.ready_s, "s", None)])
-        for context in grid.contexts:
-            for batch in grid.batches:
-                cell = time_cell(bench, engine, batch, context, sampling, grid.num_steps)
-                timed.append(cell)
-                yield Finding([decode_row(bench, cell)])
-                if grid.against_greedy:
-                    greedy = time_cell(bench, engine, batch, context, GenerationConfig(), grid.num_steps)
-                    yield Finding([decode_row(bench, greedy, sampled=False), sampling_row(bench, cell, greedy)])
+        for batch, context in grid.cells:
+            cell = time_cell(bench, engine, batch, context, sampling, grid.num_steps)
+            timed.append(cell)
+            yield Finding([decode_row(bench, cell)])
+            if grid.against_greedy:
+                greedy = time_cell(bench, engine, batch, context, GenerationConfig(), grid.num_steps)
+                yield Finding([decode_row(bench, greedy, sampled=False), sampling_row(bench, cell, greedy)])
 
 
 def time_cell(

@@ -30,6 +30,14 @@ def _integers(name: str, text: str) -> tuple[int, ...]:
         raise BenchError(f"{name}: {text!r}, integers with commas between are expected") from error
 
 
+def _pair(cell: str) -> tuple[int, int]:
+    """64x4096 as numbers."""
+    numbers = _integers("cells", cell.replace("x", ","))
+    if len(numbers) != 2:
+        raise BenchError(f"cells: {cell!r}, a batch and a context with x between are expected")
+    return numbers[0], numbers[1]
+
+
 def _run(common: Common, measure: Callable[[Any], Any]) -> None:
     from turbojax.bench.session import run
 
@@ -41,8 +49,15 @@ def _run(common: Common, measure: Callable[[Any], Any]) -> None:
 @with_common
 def decode(
     common: Common,
-    batch: Annotated[str, typer.Option(help="Sequences that decode together.", metavar="N,N,...")] = "1,16,64",
-    context: Annotated[str, typer.Option(help="Tokens of each prompt.", metavar="N,N,...")] = "1024",
+    batch: Annotated[
+        str | None, typer.Option(help="Sequences that decode together; 1,16,64 by default.", metavar="N,N,...")
+    ] = None,
+    context: Annotated[
+        str | None, typer.Option(help="Tokens of each prompt; 1024 by default.", metavar="N,N,...")
+    ] = None,
+    cells: Annotated[
+        str | None, typer.Option(help="Batches and contexts instead of every pair of the two.", metavar="BxC,BxC,...")
+    ] = None,
     steps: Annotated[int, typer.Option(help="Decode steps to time.")] = 128,
     loop: Annotated[bool, typer.Option("--loop", help="Also time the steps in a bare loop on the device.")] = False,
     profile: Annotated[bool, typer.Option("--profile", help="Also sum the GPU kernels of a step.")] = False,
@@ -53,10 +68,14 @@ def decode(
     """Time the engine's decode steps while a whole batch decodes, for each batch and context."""
     from turbojax.bench.decode import Grid, measure
 
-    grid = Grid(
-        _integers("batch", batch), _integers("context", context), steps,
-        loop=loop, profile=profile, against_greedy=against_greedy,
-    )  # fmt: skip
+    if cells is None:
+        batches, contexts = _integers("batch", batch or "1,16,64"), _integers("context", context or "1024")
+        pairs = tuple((b, c) for c in contexts for b in batches)
+    elif batch is None and context is None:
+        pairs = tuple(_pair(cell) for cell in cells.split(","))
+    else:
+        raise BenchError("cells says batches and contexts already: give it without batch and context")
+    grid = Grid(pairs, steps, loop=loop, profile=profile, against_greedy=against_greedy)
     grid.config(common.settings())  # raises before anything is loaded
     _run(common, lambda opened: measure(opened, grid))
 
