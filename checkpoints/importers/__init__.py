@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from checkpoints.errors import UnsupportedFormatError
-from checkpoints.importers import compressed_tensors, dense, fp8
+from checkpoints.importers import compressed_tensors, dense, fp8, smooth_quant
 from checkpoints.safetensors_file import StoredTensor
 from checkpoints.tensors import LogicalTensor
 
@@ -17,6 +17,7 @@ Importer = Callable[[Path, dict[str, Any], Mapping[str, StoredTensor]], Iterable
 IMPORTERS: dict[str, Importer] = {
     "compressed-tensors": compressed_tensors.import_compressed_tensors,
     "fp8": fp8.import_fp8,
+    "smooth_quant": smooth_quant.import_smooth_quant,
 }
 
 

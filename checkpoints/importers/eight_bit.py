@@ -55,9 +55,9 @@ class _Reader:
 
 
 def import_eight_bit(
-    path: Path, quantization: dict[str, Any], stored: Mapping[str, StoredTensor]
+    path: Path, quantization: dict[str, Any], stored: Mapping[str, StoredTensor], scales: Sequence[str] = SCALES
 ) -> list[LogicalTensor]:
-    """Logical tensors of a folder whose linears are `weight` in int8 or e4m3 with a scale beside it.
+    """Logical tensors of a folder whose linears are `weight` in int8 or e4m3 with a scale (one of `scales`) beside it.
 
     Static scales of activations are not used: activations are quantised by token (and, for blocks, by 128 columns)
     as they come, which is at least as fine. Nor is a scheme for the KV cache, whose precision is the engine's to set.
@@ -73,18 +73,20 @@ def import_eight_bit(
         log.warning(text, path, num_static)
     if quantization.get("kv_cache_scheme") is not None:
         log.warning("%s: kv_cache_scheme is not used: quant_policy sets the precision of the KV cache", path)
-    beside = (*SCALES, *STATIC_SCALES, *ZERO_POINTS)
-    return [_logical(path, t, stored) for name, t in stored.items() if leaves[name] not in beside]
+    beside = (*scales, *STATIC_SCALES, *ZERO_POINTS)
+    return [_logical(path, t, stored, scales) for name, t in stored.items() if leaves[name] not in beside]
 
 
-def _logical(path: Path, weight: StoredTensor, stored: Mapping[str, StoredTensor]) -> LogicalTensor:
+def _logical(
+    path: Path, weight: StoredTensor, stored: Mapping[str, StoredTensor], scales: Sequence[str]
+) -> LogicalTensor:
     module, _, leaf = weight.name.rpartition(".")
-    scale = next((stored[f"{module}.{name}"] for name in SCALES if f"{module}.{name}" in stored), None)
+    scale = next((stored[f"{module}.{name}"] for name in scales if f"{module}.{name}" in stored), None)
     if leaf != "weight" or (scale is None and weight.dtype not in CODES):
         return dense_tensor(weight.name, weight)
     if scale is None:
         hint = "codes mean nothing without it: download the checkpoint again"
-        raise MissingTensorError(path, f"{module}.{SCALES[0]}", hint=hint)
+        raise MissingTensorError(path, f"{module}.{scales[0]}", hint=hint)
     if weight.dtype not in CODES or len(weight.shape) != 2:
         reason = f"is {weight.dtype} {list(weight.shape)}, and {scale.name!r} scales it"
         hint = f"supported: {' and '.join(dtype.name for dtype in CODES)} matrices with scales"

@@ -171,6 +171,7 @@ def changed(config, field, value):
 
 GROUP, FLOAT = "config_groups.group_0", {"num_bits": 8, "type": "float"}
 REFUSED = [  # config, field, value, and what of it cannot be honoured
+    ({"quant_method": "smooth_quant"}, "quant_dtype", "float8_e5m2", "quant_dtype is 'float8_e5m2'.*'int8'"),
     (BLOCKS, "weight_block_size", [64, 64], r"weight_block_size is \[64, 64\].*\[128, 128\]"),
     (BLOCKS, "fmt", "e5m2", "fmt is 'e5m2'.*'e4m3'"),
     (BLOCKS, "activation_scheme", "none", "activation_scheme is 'none'"),
@@ -211,6 +212,16 @@ def test_compressed_tensors_blocks_and_groups_of_activations(tmp_path):
     config = W8A8 | {"format": "float-quantized", "config_groups": {"group_0": group}}
     tensors = {"a.weight": codes_of(E4M3, 256, 300), "a.weight_scale": np.ones((2, 3), BF16)}
     assert open_checkpoint(folder(tmp_path / "m", tensors, config)).read("a.weight").has_blocks
+
+
+@pytest.mark.parametrize("dtype", [np.int8, E4M3])
+def test_smooth_quant_calls_its_scale_another_name(tmp_path, dtype):
+    config = {"quant_method": "smooth_quant", "quant_dtype": "int8" if dtype == np.int8 else "float8_e4m3fn"}
+    tensors = {"a.weight": codes_of(dtype, 4, 8), "a.scale": np.arange(1, 5, dtype=np.float32)[:, None]}
+    checkpoint = open_checkpoint(folder(tmp_path / "m", tensors, config))
+    assert set(checkpoint.tensors) == {"a.weight"}
+    want = tensors["a.weight"].astype(np.float32) * tensors["a.scale"]
+    np.testing.assert_array_equal(checkpoint.read("a.weight").dequantize(), want)
 
 
 @pytest.mark.parametrize(
