@@ -19,7 +19,8 @@ def mask_forbidden(logits: jax.Array, forbidden_ids: jax.Array) -> jax.Array:
 
 def sortable_bits(x: jax.Array) -> jax.Array:
     """uint32 keys that order as the float32 values do; the two zeros are one."""
-    bits = lax.bitcast_convert_type(jnp.where(x == 0, 0.0, x), jnp.uint32)
+    bits = lax.bitcast_convert_type(x, jnp.uint32)
+    bits = jnp.where(bits == jnp.uint32(1 << 31), jnp.uint32(0), bits)
     return jnp.where(bits >> 31 == 1, ~bits, bits | jnp.uint32(1 << 31))
 
 

@@ -3,7 +3,8 @@
 A token is kept by top-p if little enough mass lies above it, so one pass over the logits tells whether a draw was
 allowed, and no threshold is searched. A refused draw is a bound for the next: whatever is kept lies above it. The noise
 of a token never changes, so the first draw that is kept is the draw from the kept tokens alone. With top-p 0.9 one draw
-in ten is refused, and only chunks whose draw might still win are drawn again.
+in ten is refused. The pass judges those that would likely come next as well, so that rows seldom need another, and only
+chunks whose draw might still win are drawn again.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from pallas_kernels import backend
 from pallas_kernels.sampling.tiles import LOWEST, Row, SampleConfig, call, tile_of, whole, winner
 from pallas_kernels.sampling.top_k import bound_of_top_k
 
+NUM_NEXT = 2  # draws judged ahead: three refused in a row are one row in thousands at top-p 0.9
+
 
 class Draw(NamedTuple):
     """A token, its scaled logit and its score, or those of each chunk."""
@@ -27,6 +30,14 @@ class Draw(NamedTuple):
     pick: jax.Array
     value: jax.Array
     score: jax.Array
+
+
+class Check(NamedTuple):
+    """A draw, and what is known of top-p's threshold: values up to `refused` are not kept, from `kept` on they are."""
+
+    drawn: Draw
+    refused: jax.Array
+    kept: jax.Array
 
 
 @dataclass(frozen=True)
@@ -47,15 +58,29 @@ class Settler:
     mass: jax.Array
     draws: Draw
 
-    def mass_above(self, bound: jax.Array) -> jax.Array:
-        """The sum of 2**(x - top) over x > bound."""
+    def masses_above(self, bounds: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        """For each bound the sum of 2**(x - top) over x > bound; chunks below the first bound are not read."""
 
-        def add(chunk: jax.Array, mass: jax.Array) -> jax.Array:
+        def add(chunk: jax.Array, masses: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
             x, _ = self.row.read(chunk)
-            return mass + jnp.sum(jnp.where(x > bound, self.row.exp2(x - self.top), 0.0), axis=0)
+            weights = self.row.exp2(x - self.top)
+            return tuple(
+                mass + jnp.sum(jnp.where(x > bound, weights, 0.0), axis=0)
+                for mass, bound in zip(masses, bounds, strict=True)
+            )
 
-        lanes = jnp.zeros(self.row.tile[1], jnp.float32)
-        return whole(jnp.sum, self.row.fold(lambda chunk, _: self.row.of("top", chunk) > bound, add, lanes))
+        lanes = (jnp.zeros(self.row.tile[1], jnp.float32),) * len(bounds)
+        masses = self.row.fold(lambda chunk, _: self.row.of("top", chunk) > bounds[0], add, lanes)
+        return tuple(whole(jnp.sum, mass) for mass in masses)
+
+    def chain(self, value: jax.Array) -> tuple[jax.Array, ...]:
+        """`value` and the likely values of the next draws if it, and then each of them, is refused; ascending."""
+        values = [value]
+        for _ in range(NUM_NEXT):
+            scores = jnp.where(self.draws.value > values[-1], self.draws.score, -jnp.inf)
+            score, _, following = winner(scores, self.draws.value, self.draws.pick)
+            values.append(jnp.where(score > -jnp.inf, following, self.top))
+        return tuple(values)
 
     def draw_above(self, bound: jax.Array) -> Draw:
         """The winner among the tokens above `bound` that min-p keeps."""
@@ -79,20 +104,34 @@ class Settler:
 
     def settle(self) -> jax.Array:
         """The token drawn from what truncation keeps."""
-        top_k, top_p = self.row.of("top_k"), self.row.of("top_p")
-        by_rank, by_mass = (top_k > 0) & (top_k < self.row.num_vocab), top_p < 1.0
+        top_k, by_mass = self.row.of("top_k"), self.row.of("top_p") < 1.0
+        by_rank = (top_k > 0) & (top_k < self.row.num_vocab)
         no_bound = jnp.minimum(self.top, LOWEST)  # computed: a branch must not give a literal
         bound = lax.cond(by_rank, lambda: bound_of_top_k(self.row, top_k, self.top, self.lowest_top), lambda: no_bound)
-        mass = lax.cond(by_rank & by_mass, lambda: self.mass_above(bound), lambda: self.mass)
+        drawn = self.draw_above(bound)
+        # The likeliest token is kept by any top-p, and needs no check. A min-p that keeps nothing ends it too.
+        start = Check(drawn, bound, jnp.where(by_mass, self.top, drawn.value))
+        unsettled = lambda at: (at.drawn.value < at.kept) & (at.drawn.score > -jnp.inf)  # noqa: E731
+        return lax.while_loop(unsettled, lambda state: self.check(state, bound, by_rank), start).drawn.pick
 
-        def check(state: tuple[jax.Array, Draw]) -> tuple[jax.Array, Draw]:
-            _, drawn = state
-            refused = self.mass_above(drawn.value) >= top_p * mass  # not where a NaN is in it: that ends the loop
-            return refused, lax.cond(refused, lambda: self.draw_above(drawn.value), lambda: drawn)
+    def check(self, state: Check, bound: jax.Array, by_rank: jax.Array) -> Check:
+        """One pass: judges the draw by the mass above it, and draws again if it is refused.
 
-        # The likeliest token is kept by any top-p, and needs no check.
-        unsettled = lambda state: state[0] & (state[1].value < self.top)  # noqa: E731
-        return lax.while_loop(unsettled, check, (by_mass, self.draw_above(bound)))[1].pick
+        Args:
+            state: with a draw that is not known to be kept.
+            bound: float32, top-k keeps what is above; top-p is over the mass of these alone.
+            by_rank: bool, whether top-k is on.
+        """
+        values = self.chain(state.drawn.value)
+        kept_by_rank, *above = self.masses_above((jnp.where(by_rank, bound, values[0]), *values))
+        need = self.row.of("top_p") * jnp.where(by_rank, kept_by_rank, self.mass)
+        refused, kept = state.refused, state.kept
+        for value, mass in zip(values, above, strict=True):
+            is_refused = (mass >= need) & (value < self.top)  # not where NaN is in it: that ends the loop
+            refused = jnp.where(is_refused, value, refused)
+            kept = jnp.where(is_refused, kept, jnp.minimum(kept, value))
+        drawn = lax.cond(state.drawn.value <= refused, lambda: self.draw_above(refused), lambda: state.drawn)
+        return Check(drawn, refused, kept)
 
 
 def settler_of(row: Row) -> Settler:

@@ -29,9 +29,9 @@ class SampleConfig:
         settle_warps: warps of a program that settles one row.
     """
 
-    chunk_len: int = 4096
-    draw_warps: int = 8
-    settle_warps: int = 8
+    chunk_len: int = 8192
+    draw_warps: int = 16
+    settle_warps: int = 16
 
 
 @dataclass(frozen=True)

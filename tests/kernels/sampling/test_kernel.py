@@ -81,6 +81,7 @@ def test_rows_that_are_not_finite_are_flagged_and_end():
     for row, bad in enumerate([np.nan, np.inf] * 10):
         arrays["logits"][row, row * 37 % VOCAB] = bad
     arrays["logits"][20], arrays["logits"][21] = np.nan, -np.inf
+    arrays["min_p"][10:14], arrays["min_p"][14:18], arrays["top_p"][18:20] = np.nan, 2.0, np.nan
     found, finite = run(arrays)
     np.testing.assert_array_equal(finite, np.arange(ROWS) >= 22)
     assert ((found >= 0) & (found < VOCAB)).all()
