@@ -13,10 +13,12 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from checkpoints import CheckpointError
+from pallas_kernels.affine_linear import AffineWeights
 from tests.core.harness import all_logits, chunks, fresh
+from turbojax.core.weights import Linear
 from turbojax.errors import ModelConfigError, TurbojaxError, UnknownArchitectureError
 from turbojax.models.model import load_model, resolve_dtype
-from turbojax.models.packing import pack_weights
+from turbojax.models.packing import pack_linear, pack_weights
 
 PROMPT = np.arange(3, 43, dtype=np.int32)
 
@@ -128,6 +130,18 @@ def test_packed_weights_give_the_same_logits(tmp_path):
     assert [type(part.weight).__name__ for part in last.gate_up] == ["PackedAffine"] * 2
     assert last.qkv[1].weight.dtype == np.float32, "dense parts stay"
     np.testing.assert_allclose(logits_of(packed), logits_of(model), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(("factor", "kind", "dtype"), [(1.0, "zero", np.float16), (1 + 2**-20, "offset", np.float32)])
+def test_zero_points_and_half_scales_are_found_again(factor, kind, dtype):
+    """The loader widens a checkpoint's float16 parameters; packing sees through that, and keeps wider ones."""
+    rng = np.random.default_rng(0)
+    scale = rng.uniform(0.5, 2, (1, 64, 2)).astype(np.float16)
+    offset = (-rng.integers(0, 16, scale.shape) * scale.astype(np.float32)).astype(np.float16)
+    codes = rng.integers(0, 16, (1, 64, 256)).astype(np.uint8)
+    wide = [(a.astype(np.float32) * np.float32(factor)) for a in (scale, offset)]
+    packed = pack_linear(Linear(AffineWeights(codes, *wide, bits=4, group_size=128))).weight
+    assert (packed.kind, packed.scale.dtype) == (kind, dtype)
 
 
 def test_a_quantised_tied_embedding_gets_a_packed_head(smollm2):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
+
+import numpy as np
 
 from pallas_kernels.affine_linear import AffineWeights, pack, packing_problem
 from turbojax.core.weights import LayerWeights, Linear, Weights
@@ -12,7 +15,21 @@ def pack_linear(w: Linear) -> Linear:
     """The linear with packed codes; as it is where it is dense or where its format has no packed form."""
     if not isinstance(w.weight, AffineWeights) or packing_problem(w.weight) is not None:
         return w
-    return replace(w, weight=pack(w.weight))
+    return replace(w, weight=pack(narrowed(w.weight)))
+
+
+def narrowed(w: AffineWeights) -> AffineWeights:
+    """Scales and offsets in float16 where that loses nothing, as checkpoints mostly store them and the CPU does not.
+
+    At groups of 128 a float32 scale is 3 % more to read; and zero points are only found behind offsets as rounded as
+    the checkpoint's are (else each linear costs twice the dots).
+    """
+    params: dict[str, Any] = {"scale": w.scale, "offset": w.offset}
+    with np.errstate(over="ignore", under="ignore"):
+        halves: dict[str, Any] = {name: np.asarray(a).astype(np.float16) for name, a in params.items() if a is not None}
+    if any(np.any(half.astype(np.float32) != np.asarray(params[name])) for name, half in halves.items()):
+        return w
+    return replace(w, **halves)
 
 
 def pack_layers(w: LayerWeights) -> LayerWeights:
