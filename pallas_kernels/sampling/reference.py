@@ -59,12 +59,15 @@ def truncate(logits: jax.Array, top_k: jax.Array, top_p: jax.Array, min_p: jax.A
     def by_rank(x: jax.Array) -> jax.Array:
         keys = sortable_bits(x)
         kth = threshold(keys, jnp.ones_like(x), top_k.astype(jnp.float32))
-        x = jnp.where(keys >= kth[:, None], x, -jnp.inf)
-        nucleus = threshold(keys, jax.nn.softmax(x, axis=-1), top_p)
-        keep = (keys >= nucleus[:, None]) | (top_p >= 1.0)[:, None]
-        return jnp.where(keep, x, -jnp.inf)
+        return jnp.where(keys >= kth[:, None], x, -jnp.inf)
 
-    ranked = lax.cond(jnp.any((top_k < num_vocab) | (top_p < 1.0)), by_rank, lambda x: x, logits)
+    def by_mass(x: jax.Array) -> jax.Array:
+        keys = sortable_bits(x)
+        nucleus = threshold(keys, jax.nn.softmax(x, axis=-1), top_p)
+        return jnp.where((keys >= nucleus[:, None]) | (top_p >= 1.0)[:, None], x, -jnp.inf)
+
+    ranked = lax.cond(jnp.any(top_k < num_vocab), by_rank, lambda x: x, logits)
+    ranked = lax.cond(jnp.any(top_p < 1.0), by_mass, lambda x: x, ranked)
     floor = jnp.max(ranked, axis=-1) + jnp.log(min_p)
     return jnp.where(ranked >= floor[:, None], ranked, -jnp.inf)
 

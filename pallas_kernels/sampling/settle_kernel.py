@@ -106,8 +106,13 @@ class Settler:
         """The token drawn from what truncation keeps."""
         top_k, by_mass = self.row.of("top_k"), self.row.of("top_p") < 1.0
         by_rank = (top_k > 0) & (top_k < self.row.num_vocab)
+        _, _, value = winner(self.draws.score, self.draws.value, self.draws.pick)
         no_bound = jnp.minimum(self.top, LOWEST)  # computed: a branch must not give a literal
-        bound = lax.cond(by_rank, lambda: bound_of_top_k(self.row, top_k, self.top, self.lowest_top), lambda: no_bound)
+        bound = lax.cond(
+            by_rank,
+            lambda: bound_of_top_k(self.row, top_k, self.top, self.lowest_top, value, by_mass),
+            lambda: no_bound,
+        )
         drawn = self.draw_above(bound)
         # The likeliest token is kept by any top-p, and needs no check. A min-p that keeps nothing ends it too.
         start = Check(drawn, bound, jnp.where(by_mass, self.top, drawn.value))

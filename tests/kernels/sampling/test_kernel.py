@@ -35,7 +35,7 @@ def test_tokens_are_those_of_numpy(seed, spread):
 @pytest.mark.parametrize("top_k", [1, 2, 7, 100, 127, 128, 500, 999])
 @pytest.mark.parametrize("kind", ["steps", "far", "zeros", "sparse"])
 def test_top_k_keeps_the_k_largest_and_their_ties(kind, top_k):
-    """Drawn from at a high temperature: what is not kept would be drawn."""
+    """At a high temperature, where what is not kept would be drawn; half of the rows with top-p over it."""
     arrays = problem(top_k, ROWS, VOCAB)
     rng = np.random.default_rng(top_k)
     arrays["logits"] = {
@@ -48,6 +48,7 @@ def test_top_k_keeps_the_k_largest_and_their_ties(kind, top_k):
     off = {"top_p": 1.0, "min_p": 0.0, "temperature": temperature, "forbidden_ids": -1}
     arrays |= {name: np.full_like(arrays[name], value) for name, value in off.items()}
     arrays["top_k"][:] = top_k
+    arrays["top_p"][::2] = 0.99
     found, _ = run(arrays)
     expected, near = tokens(arrays)
     np.testing.assert_array_equal(found[~near], expected[~near])
