@@ -82,6 +82,11 @@ def partial_by(
     """The kernels' [S, M, N] for x [M, K] whose columns are in the order of the codes, by a given choice."""
     if isinstance(choice, tuning.Dequantise):
         return _dot(x, dequantise_layer(w, layer, x.dtype, interpret=interpret), out_dtype, None)[None]
+    if isinstance(choice, tuning.HopperConfig):
+        # here: importing Mosaic takes 0.6 s, and not every JAX build has it
+        from pallas_kernels.affine_linear.hopper import hopper_linear
+
+        return hopper_linear(x, w, layer, choice, out_dtype)
     return fused_linear(x, w, layer, choice, out_dtype, interpret=interpret)
 
 

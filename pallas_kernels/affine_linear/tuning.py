@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from jax.experimental import pallas as pl
+
 from pallas_kernels import backend
 from pallas_kernels.affine_linear.types import PackedLayout
 from pallas_kernels.linears import bucket_of, table_of
@@ -16,6 +18,8 @@ M_BUCKETS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 # Programs that the rule cuts the work into, for 132 multiprocessors of an H200: 3.4 each of 2 warps up to 16 rows, 2
 # each of 4 warps beyond. Fewer leave loads waiting; more cost sums of splits, and x read again from L2.
 TARGET_PROGRAMS_FEW_ROWS, TARGET_PROGRAMS = 448, 256
+HOPPER, NUM_MULTIPROCESSORS = (9, 0), 132
+MAX_HOPPER_RULE_ROWS = 512  # beyond, dequantising was measured and the Hopper kernel was not
 
 
 @dataclass(frozen=True)
@@ -42,11 +46,48 @@ class Config:
 
 
 @dataclass(frozen=True)
+class HopperConfig:
+    """How the Hopper kernel cuts the work.
+
+    Attributes:
+        tile_m: rows of x of a program.
+        tile_n: columns of a warpgroup: 64, or 128 where scales multiply the weights.
+        warpgroups: that multiply; one more copies.
+        side_by_side: each warpgroup has columns of its own; else all have the same and take tiles of K in turn.
+        splits: parts of K. Side by side they are summed in order afterwards; in turn they are the programs of a
+            cluster, which sums them.
+        num_stages: tiles of K in flight.
+        scale_weights: as in `Config`; side by side only.
+    """
+
+    tile_m: int
+    tile_n: int
+    warpgroups: int
+    side_by_side: bool
+    splits: int
+    num_stages: int
+    scale_weights: bool
+
+    @property
+    def program_n(self) -> int:
+        return self.tile_n * self.warpgroups if self.side_by_side else self.tile_n
+
+    @property
+    def num_partials(self) -> int:
+        return self.splits if self.side_by_side else 1
+
+    @property
+    def cluster_size(self) -> int:
+        return 1 if self.side_by_side else self.splits
+
+
+@dataclass(frozen=True)
 class Dequantise:
     """Write the layer's 16-bit values out, then one XLA dot: wins where a dot is long against that."""
 
 
-Choice = Config | Dequantise
+Choice = Config | HopperConfig | Dequantise
+PATHS: dict[str, type[Choice]] = {"fused": Config, "hopper": HopperConfig, "dequantise": Dequantise}
 
 
 def shared_bytes(config: Config, w: PackedLayout) -> int:
@@ -54,14 +95,83 @@ def shared_bytes(config: Config, w: PackedLayout) -> int:
     return config.num_stages * (config.block_n * w.plane_width + config.block_m * w.tile_k) * 2 // config.parts
 
 
-def fits(config: Config, w: PackedLayout, N_padded: int) -> bool:
+def hopper_shared_bytes(config: HopperConfig, w: PackedLayout, param_bytes: int, out_bytes: int, store_m: int) -> int:
+    """Shared memory of a program of the Hopper kernel, barriers rounded up.
+
+    Args:
+        param_bytes: of a group's scale and zero point.
+        out_bytes: of an element of the result.
+        store_m: rows of a piece of the result on its way out.
+    """
+    groups = w.num_planes // w.planes_per_group
+    stage = 2 * (config.program_n * w.plane_width + config.tile_m * w.tile_k) + groups * config.program_n * param_bytes
+    writers = config.warpgroups if config.side_by_side else 1
+    sums = 0 if config.side_by_side else config.warpgroups + config.splits - 2  # that others hand over
+    results = writers * 2 * store_m * 64 * out_bytes + sums * 64 * config.tile_m * 4
+    return config.num_stages * stage + results + 1024
+
+
+def fits_hopper(config: HopperConfig, w: PackedLayout, N_padded: int) -> bool:
+    """Whether the Hopper kernel can run so: its GPU and format, whole tiles, memory for the stages."""
+    takes = w.bits == 4 and w.plane_width == 64 and w.K % w.tile_k == 0 and w.kind in ("symmetric", "zero")
+    whole = N_padded % config.program_n == 0 and config.splits <= w.num_tiles
+    memory = hopper_shared_bytes(config, w, param_bytes=5, out_bytes=4, store_m=min(config.tile_m, 16))
+    return backend.compute_capability() == HOPPER and takes and whole and memory <= backend.shared_bytes()
+
+
+def fits(choice: Choice, w: PackedLayout, N_padded: int) -> bool:
     """Whether the kernel can run so: whole column tiles, a tile of K for each split, memory for the stages."""
+    if isinstance(choice, Dequantise):
+        return True
+    if isinstance(choice, HopperConfig):
+        return fits_hopper(choice, w, N_padded)
     return (
-        N_padded % config.block_n == 0
-        and config.splits <= w.num_tiles
-        and shared_bytes(config, w) <= backend.shared_bytes()
-        and w.plane_width // config.parts >= 32  # a dot of two steps of the tensor cores at least
+        N_padded % choice.block_n == 0
+        and choice.splits <= w.num_tiles
+        and shared_bytes(choice, w) <= backend.shared_bytes()
+        and w.plane_width // choice.parts >= 32  # a dot of two steps of the tensor cores at least
     )
+
+
+# Of the Hopper kernel, by most rows: tile_m, tile_n, warpgroups, side_by_side, stages, and microseconds of a step (a
+# tile of 256 rows of K for a program) on an H200 whose other multiprocessors work too
+HOPPER_CHOICES: dict[int, tuple[tuple[int, int, int, bool, int, float], ...]] = {
+    16: ((16, 64, 4, True, 4, 1.10), (16, 64, 3, False, 9, 0.30), (16, 64, 2, False, 8, 0.31)),
+    32: ((32, 64, 4, True, 3, 1.34), (32, 64, 3, False, 6, 0.39), (32, 64, 2, False, 6, 0.39)),
+    64: ((64, 64, 2, True, 4, 1.00), (64, 64, 2, False, 4, 0.55)),
+    4096: ((128, 128, 2, True, 2, 2.72), (128, 64, 2, True, 2, 1.60)),
+}
+_LAUNCH_US, _FEW_ROWS_LAUNCH_US = 4.0, 3.0  # start, first copies, last stores
+_SPLIT_US, _SPLIT_BYTES_PER_US = 1.1, 3.2e6  # sums of splits: what another kernel or a cluster costs, and its bytes
+
+
+def hopper_us(config: HopperConfig, step_us: float, bucket: int, w: PackedLayout, N_padded: int) -> float:
+    """Estimated microseconds of the Hopper kernel: rounds of programs, each as many steps; within 10 % of measured."""
+    tiles = pl.cdiv(bucket, config.tile_m) * N_padded // config.program_n * config.splits
+    steps = pl.cdiv(tiles, NUM_MULTIPROCESSORS) * w.num_tiles / config.splits
+    split_bytes = 4 * config.num_partials * bucket * N_padded if config.num_partials > 1 else 0
+    sums = (config.splits > 1) * _SPLIT_US + split_bytes / _SPLIT_BYTES_PER_US
+    return steps * step_us + sums + (_LAUNCH_US if config.scale_weights else _FEW_ROWS_LAUNCH_US)
+
+
+def hopper_candidates(bucket: int, w: PackedLayout, N_padded: int) -> list[HopperConfig]:
+    """The Hopper kernel's variants that fit, the most promising first.
+
+    None where they leave half of the multiprocessors idle. Splits only where all programs run at once: clusters are not
+    resident, and partial sums cost more than they fill.
+    """
+    if bucket < M_BUCKETS[1]:  # TMA copies whole tiles of 8 rows
+        return []
+    found = []
+    for tile_m, tile_n, warpgroups, side_by_side, stages, step_us in _of_bucket(HOPPER_CHOICES, bucket):
+        scaled = bucket > 64
+        for splits in (1, 2, 4, 8) if scaled else (1,) if side_by_side else (1, 2):
+            config = HopperConfig(tile_m, tile_n, warpgroups, side_by_side, splits, stages, scaled)
+            tiles = pl.cdiv(bucket, tile_m) * N_padded // config.program_n * splits
+            fills = tiles <= NUM_MULTIPROCESSORS or splits == 1
+            if 2 * tiles >= NUM_MULTIPROCESSORS and fills and fits_hopper(config, w, N_padded):
+                found.append((hopper_us(config, step_us, bucket, w, N_padded), config))
+    return [config for _, config in sorted(found, key=lambda pair: pair[0])]
 
 
 _SCALED: dict[str, Any] = {"scale_weights": True}
@@ -77,11 +187,16 @@ _CANDIDATES: dict[int, tuple[tuple[int, int, int, int, dict[str, Any]], ...]] = 
 }
 
 
+def _of_bucket(by_rows: dict[int, Any], bucket: int) -> Any:
+    return next(value for most, value in by_rows.items() if bucket <= most)
+
+
 def candidates(bucket: int, w: PackedLayout, N_padded: int) -> list[Choice]:
     """What tuning tries for a bucket of rows; all of it lowers and fits."""
     found: list[Choice] = [] if bucket <= 64 else [Dequantise()]
+    found += hopper_candidates(bucket, w, N_padded)[:4]
     targets = (224, 448, 576, 896) if bucket <= 64 else (128, 256, 448)  # programs
-    for block_m, block_n, warps, stages, options in next(c for most, c in _CANDIDATES.items() if bucket <= most):
+    for block_m, block_n, warps, stages, options in _of_bucket(_CANDIDATES, bucket):
         programs = N_padded // block_n * (bucket // block_m)
         for splits in sorted({max(1, round(target / programs)) for target in targets if programs}):
             config = Config(block_m, block_n, splits, warps, stages, **options)
@@ -91,7 +206,13 @@ def candidates(bucket: int, w: PackedLayout, N_padded: int) -> list[Choice]:
 
 
 def rule(bucket: int, w: PackedLayout, N_padded: int) -> Choice:
-    """The choice where nothing was measured: wide tiles of columns where they fit, else 64 columns."""
+    """The choice where nothing was measured: the Hopper kernel's best where it can run, else Triton's."""
+    hopper = hopper_candidates(bucket, w, N_padded) if bucket <= MAX_HOPPER_RULE_ROWS else []
+    return hopper[0] if hopper else triton_rule(bucket, w, N_padded)
+
+
+def triton_rule(bucket: int, w: PackedLayout, N_padded: int) -> Config | Dequantise:
+    """The choice for other GPUs and formats: wide tiles of columns where they fit, else 64 columns."""
     if bucket > 256:
         return Dequantise()
     wide = {
@@ -119,22 +240,20 @@ def key_of(bucket: int, w: PackedLayout, N: int) -> str:
 
 def to_entry(choice: Choice) -> dict[str, Any]:
     """The choice as a table holds it."""
-    return {"path": "dequantise"} if isinstance(choice, Dequantise) else {"path": "fused", **asdict(choice)}
+    path = next(name for name, kind in PATHS.items() if isinstance(choice, kind))
+    return {"path": path, **asdict(choice)}
 
 
 def from_entry(entry: dict[str, Any]) -> Choice:
     """The inverse of `to_entry`; other fields, times say, are for people."""
-    if entry["path"] == "dequantise":
-        return Dequantise()
-    return Config(**{name: entry[name] for name in Config.__dataclass_fields__ if name in entry})
+    kind = PATHS[entry["path"]]
+    return kind(**{name: entry[name] for name in kind.__dataclass_fields__ if name in entry})
 
 
 def choose(M: int, w: PackedLayout, N: int, N_padded: int) -> Choice:
     """The measured choice for this shape and bucket if it fits, else the rule's."""
     bucket = bucket_of(M, M_BUCKETS)
     entry = table_of(__package__, backend.device_kind()).get(key_of(bucket, w, N))
-    if entry is not None:
-        choice = from_entry(entry)
-        if isinstance(choice, Dequantise) or fits(choice, w, N_padded):
-            return choice
+    if entry is not None and fits(choice := from_entry(entry), w, N_padded):
+        return choice
     return rule(bucket, w, N_padded)

@@ -16,7 +16,7 @@ from pallas_kernels import backend
 _MAGIC = {"bfloat16": "0x43004300", "float16": "0x64006400"}
 _MINUS_ONE = {"bfloat16": "0xBF80BF80", "float16": "0xBC00BC00"}
 # What a zero point is shifted by, so that one subtraction serves; 8-bit codes leave bfloat16 no room: 128 + 255 rounds.
-_BASE = {(4, "bfloat16"): 128, (4, "float16"): 1024, (8, "bfloat16"): 0, (8, "float16"): 1024}
+ZERO_BASE = {(4, "bfloat16"): 128, (4, "float16"): 1024, (8, "bfloat16"): 0, (8, "float16"): 1024}
 _TYPE = {"bfloat16": "bf16x2", "float16": "f16x2"}
 HOPPER = (9, 0)
 
@@ -32,7 +32,7 @@ def _arithmetic(dtype: str) -> tuple[str, str]:
     return f"fma.rn.{kind} {{d}}, {{b}}, minus_one, {{a}};", f"fma.rn.{kind} {{d}}, {{a}}, {{b}}, minus_zero;"
 
 
-def _assembly(bits: int, plane: int, dtype: str, num_scales: int) -> str:
+def assembly(bits: int, plane: int, dtype: str, num_scales: int) -> str:
     """$0 = two codes of plane `plane` of the words $1, minus the zeros $2 (from `zero_word`), times ($3 + $4)."""
     magic, (minus, times) = _MAGIC[dtype], _arithmetic(dtype)
     body = f"mov.b32 minus_one, {_MINUS_ONE[dtype]}; mov.b32 minus_zero, 0x80008000;"
@@ -53,7 +53,7 @@ def _assembly(bits: int, plane: int, dtype: str, num_scales: int) -> str:
 
 def zero_word(zero: jax.Array, bits: int, dtype: jnp.dtype) -> jax.Array:
     """Integer zero points as `unpack_plane` takes them: base + zero in dtype (exact: up to 256 and 2048)."""
-    return (zero.astype(jnp.float32) + _BASE[bits, jnp.dtype(dtype).name]).astype(dtype)
+    return (zero.astype(jnp.float32) + ZERO_BASE[bits, jnp.dtype(dtype).name]).astype(dtype)
 
 
 def scale_terms(scale: jax.Array, dtype: jnp.dtype) -> tuple[jax.Array, ...]:
@@ -82,13 +82,13 @@ def unpack_plane(
     dtype = zero.dtype
     if interpret:
         codes = (words >> (bits * plane)) & (2**bits - 1)
-        values = codes.astype(jnp.float32) - (zero.astype(jnp.float32) - _BASE[bits, dtype.name])
+        values = codes.astype(jnp.float32) - (zero.astype(jnp.float32) - ZERO_BASE[bits, dtype.name])
         if scales:
             values = values * sum(scale.astype(jnp.float32) for scale in scales)
         return values.astype(dtype)
     args = [words, zero, *scales]
     [values] = backend.inline_asm(
-        _assembly(bits, plane, dtype.name, len(scales)),
+        assembly(bits, plane, dtype.name, len(scales)),
         args=args,
         constraints="=r" + ",r" * len(args),
         pack=2,

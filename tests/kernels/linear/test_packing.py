@@ -88,7 +88,7 @@ def half_add(a, b, dtype):
 
 
 def numpy_twin(words, zero_lane, bits, plane, dtype):
-    """What the assembly of `unpack._assembly` does to one 16-bit lane, instruction by instruction."""
+    """What the assembly of `unpack.assembly` does to one 16-bit lane, instruction by instruction."""
     magic = np.uint16(0x4300 if dtype == jnp.bfloat16 else 0x6400)
     t = words >> np.uint16(bits * plane)  # a 32-bit shift moves bits between lanes: the masks drop them
     if bits == 8 and dtype == jnp.bfloat16:
