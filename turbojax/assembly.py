@@ -31,6 +31,7 @@ from turbojax.memory import MemoryPlan, estimate_workspace, plan_memory, refusal
 from turbojax.models.model import Model, load_model
 from turbojax.models.packing import pack_weights
 from turbojax.models.spec import ModelSpec
+from turbojax.program_cache import use_compilation_cache
 from turbojax.progress import progress
 from turbojax.runner import JaxRunner
 
@@ -70,6 +71,7 @@ def assemble(path: Path, config: EngineConfig) -> EngineParts:
         CheckpointError, ModelConfigError: see `load_model`.
         OutOfMemoryError: the pool does not fit.
     """
+    use_compilation_cache()
     with progress_bar(f"loading {path.name}", total=1) as advance:
         model = open_model(path, config, advance)
     return assemble_model(model, config)
@@ -81,8 +83,8 @@ def assemble_model(model: Model, config: EngineConfig) -> EngineParts:
     Raises:
         OutOfMemoryError: the pool does not fit.
     """
-    limits = limits_of(config, model.spec)
-    metrics = EngineMetrics()
+    use_compilation_cache()
+    limits, metrics = limits_of(config, model.spec), EngineMetrics()
     executables, memory = plan_engine(model, config, limits, metrics)
     log.info("%s", memory.table())
     make_state = jax.jit(state_maker(model.spec, limits, memory))

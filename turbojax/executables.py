@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 
+from pallas_kernels import backend
 from turbojax.batches import Batches
 from turbojax.buckets import Buckets, StepShape
 from turbojax.core import steps
@@ -17,6 +18,7 @@ from turbojax.core.state import EngineState, join, zero_pages
 from turbojax.core.weights import Weights
 from turbojax.engine.metrics import EngineMetrics
 from turbojax.engine.plan import StepPlan
+from turbojax.program_cache import ProgramCache
 
 JOIN, ZERO_PAGES = "join", "zero_pages"  # buckets.NUM_OTHER_PROGRAMS
 # XLA compiles a program on one thread for most of its time; more threads than this only compete for memory.
@@ -36,6 +38,7 @@ class Executables:
         self.batches = Batches.of(state)
         self._state = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), state)
         self._programs: dict[Hashable, Any] = {}
+        self._cache = ProgramCache.of(weights, self._state)
         self.is_complete = False
         donated = functools.partial(jax.jit, donate_argnames="state")
         self._join, self._zero = donated(self._counted(join)), donated(self._counted(zero_pages))
@@ -76,41 +79,67 @@ class Executables:
     def _program(self, key: Hashable) -> Any:
         program = self._programs.get(key)
         if program is None:
-            program = self._programs[key] = self._lower(key).compile()
+            program = self._programs[key] = self._load(key) or self._compile(key, *self._lower(key))
             self.metrics.num_compilations += 1
             self.metrics.num_late_compilations += self.is_complete
         return program
 
-    def _lower(self, key: Hashable) -> Any:
+    def _call_of(self, key: Hashable) -> tuple[Any, tuple[Any, ...], dict[str, Any], Any]:
+        """The jitted function of a program, its inputs, those that are static, and what it returns."""
         if key == JOIN:
-            return self._join.lower(self._state, self.batches.joins(()))
+            return self._join, (self._state, self.batches.joins(())), {}, self._state
         if key == ZERO_PAGES:
-            return self._zero.lower(self._state, self.batches.dirty_pages(()))
+            return self._zero, (self._state, self.batches.dirty_pages(())), {}, self._state
         assert isinstance(key, StepShape)
         nothing = StepPlan(step_id=-1)
         decode, prefill = self.batches.decode(nothing, key), self.batches.prefill(nothing, key)
+        inputs, outputs = (self.weights, self._state, decode), (self._state, 0)
         if prefill is None:
-            return self._decode.lower(self.weights, self._state, decode, num_steps=key.num_decode_steps)
-        return self._mixed.lower(self.weights, self._state, decode, prefill)
+            return self._decode, inputs, {"num_steps": key.num_decode_steps}, outputs
+        return self._mixed, (*inputs, prefill), {}, outputs
+
+    def _load(self, key: Hashable) -> Any | None:
+        """The program as an earlier process compiled it."""
+        if self._cache is None:
+            return None
+        _, inputs, _, outputs = self._call_of(key)
+        return self._cache.load(key, jax.tree.structure((inputs, {})), jax.tree.structure(outputs))
+
+    def _lower(self, key: Hashable) -> tuple[Any, bool]:
+        """A lowered program, and whether all of its ops run as they should."""
+        function, inputs, static, _ = self._call_of(key)
+        num_fallbacks = backend.num_fallbacks()
+        lowered = function.lower(*inputs, **static)
+        return lowered, backend.num_fallbacks() == num_fallbacks
+
+    def _compile(self, key: Hashable, lowered: Any, is_sound: bool) -> Any:
+        program = lowered.compile()
+        if self._cache is not None and is_sound:  # tracing says what falls back, so it is traced at each start
+            self._cache.save(key, program)
+        return program
 
     # -- ahead of time ------------------------------------------------------------------------------------
 
     def compile_all(self, progress: Callable[[], None] | None = None) -> None:
         """Compiles everything that is not compiled yet; `progress` is called after each program, from any thread.
 
-        Tracing holds the interpreter and is done here, one after the other; XLA compiles in threads meanwhile.
+        Programs on disk are read in threads. Tracing holds the interpreter, so the others are traced here, one after
+        the other, and XLA compiles them in threads meanwhile.
         """
         missing = [key for key in self.keys() if key not in self._programs]
         with ThreadPoolExecutor(min(MAX_COMPILE_THREADS, os.cpu_count() or 1), "turbojax-compile") as threads:
-            running: dict[Hashable, Future[Any]] = {}
+            running: dict[Hashable, Future[Any]] = {key: threads.submit(self._load, key) for key in missing}
             for key in missing:
-                running[key] = threads.submit(self._lower(key).compile)
+                if running[key].result() is None:
+                    running[key] = threads.submit(self._compile, key, *self._lower(key))
                 if progress is not None:
                     running[key].add_done_callback(lambda future: progress())
             for key, future in running.items():
                 self._programs[key] = future.result()
                 self.metrics.num_compilations += 1
         self.is_complete = True
+        if self._cache is not None:
+            self._cache.touch()
 
     def workspace_bytes(self) -> int:
         """The largest temporary memory of any program that is compiled, beside weights and state."""

@@ -12,13 +12,14 @@ def test_nothing_is_traced_or_compiled_after_warm_up_over_a_mixed_load(model, go
     pipe, parts = open_pipe(model, compile_ahead=True)
     metrics, (prompts, tokens) = parts.scheduler.metrics, golden
     with pipe, compilations() as late:
-        assert metrics.num_traces == metrics.num_compilations == parts.runner.buckets.num_programs, "each program once"
+        num_traces = metrics.num_traces  # none of those that are on disk already
+        assert metrics.num_compilations == parts.runner.buckets.num_programs, "each program once"
         responses = pipe(prompts * 3, GREEDY)
         sampled = GenerationConfig(max_new_tokens=9, do_sample=True, top_p=0.9, top_k=40, random_seed=3)
         pipe([p * 2 for p in prompts], [GREEDY, sampled] * (len(prompts) // 2) + [GREEDY] * (len(prompts) % 2))
         for prompt in prompts:
             pipe(prompt, sampled)
-        assert parts.runner.num_traces == parts.runner.buckets.num_programs
+        assert metrics.num_traces == num_traces <= metrics.num_compilations
         assert metrics.num_late_compilations == 0
         assert late == [], "XLA compiled something that is no step"
     assert [r.token_ids for r in responses] == tokens * 3
