@@ -33,7 +33,7 @@ from pallas_kernels.affine_linear.types import PackedAffine, PackedLayout
 from pallas_kernels.affine_linear.unpack import ZERO_BASE
 
 ROW_ALIGNMENT = 8  # rows of x, since TMA copies tiles of 8 rows
-REGISTERS, MAX_REGISTERS, COPIER_REGISTERS = 65536, 240, 40
+MAX_REGISTERS, COPIER_REGISTERS = 240, 40
 WGMMA = mosaic_gpu.Layout.WGMMA
 
 
@@ -69,8 +69,7 @@ def _copy_tiles(p: Program) -> None:
 def _multiply_tiles(p: Program) -> None:
     """A multiplying warpgroup: sums of a tile of the result, added to those of others, and stored."""
     c, warpgroup = p.config, p.warpgroup
-    launched = REGISTERS // (128 * (c.warpgroups + 1)) // 8 * 8
-    spare = (launched * (c.warpgroups + 1) - COPIER_REGISTERS) // c.warpgroups // 8 * 8
+    spare = (c.num_registers * (c.warpgroups + 1) - COPIER_REGISTERS) // c.warpgroups // 8 * 8
     mosaic_gpu.set_max_registers(min(spare, MAX_REGISTERS), action="increase")
 
     def free_ring() -> None:

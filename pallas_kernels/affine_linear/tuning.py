@@ -73,6 +73,11 @@ class HopperConfig:
         return self.tile_n * self.warpgroups if self.side_by_side else self.tile_n
 
     @property
+    def num_registers(self) -> int:
+        """Of a thread when the program starts, which is what the compiler counts with."""
+        return 65536 // (128 * (self.warpgroups + 1)) // 8 * 8
+
+    @property
     def num_partials(self) -> int:
         return self.splits if self.side_by_side else 1
 
@@ -111,12 +116,22 @@ def hopper_shared_bytes(config: HopperConfig, w: PackedLayout, param_bytes: int,
     return config.num_stages * stage + results + 1024
 
 
+def fits_registers(config: HopperConfig, w: PackedLayout) -> bool:
+    """Whether a multiplying thread's sums of groups and their total, words, two unpacked planes and zeros fit.
+
+    Where they do not, the compiler lets no two wgmma overlap (C7512).
+    """
+    sums = (w.num_planes // w.planes_per_group + 1) * config.tile_m // 2
+    return config.scale_weights or sums + 16 + 32 + 4 * (w.kind == "zero") <= config.num_registers
+
+
 def fits_hopper(config: HopperConfig, w: PackedLayout, N_padded: int) -> bool:
-    """Whether the Hopper kernel can run so: its GPU and format, whole tiles, memory for the stages."""
+    """Whether the Hopper kernel can run so: its GPU and format, whole tiles, registers, memory for the stages."""
     takes = w.bits == 4 and w.plane_width == 64 and w.K % w.tile_k == 0 and w.kind in ("symmetric", "zero")
     whole = N_padded % config.program_n == 0 and config.splits <= w.num_tiles
     memory = hopper_shared_bytes(config, w, param_bytes=5, out_bytes=4, store_m=min(config.tile_m, 16))
-    return backend.compute_capability() == HOPPER and takes and whole and memory <= backend.shared_bytes()
+    fits = memory <= backend.shared_bytes() and fits_registers(config, w)
+    return backend.compute_capability() == HOPPER and takes and whole and fits
 
 
 def fits(choice: Choice, w: PackedLayout, N_padded: int) -> bool:

@@ -97,6 +97,11 @@ def test_what_the_kernel_takes():
     assert not takes(GPU, K=4096 + 128)
     w = abstract_weights(4096, 4096 + 64, 4, 128, "zero")
     with on_device(GPU):
+        beside = config(32, BESIDE, 3)  # zero points take the registers that symmetric codes leave
+        fits = [
+            tuning.fits(beside, abstract_weights(4096, 4096, 4, 128, k).layout, 4096) for k in ("symmetric", "zero")
+        ]
+        assert fits == [True, False]
         assert not tuning.fits(SCALED[1], w.layout, w.words.shape[2])  # no whole tiles of 256 columns
         assert not tuning.fits(config(128, (128, 2, True, 1), 3, True), w.layout, 4096)  # 300 KB of stages
 
@@ -167,7 +172,7 @@ class TestOnHopper:
                 "bfloat16",
             ),  # programs of two tiles, a turn left over
             (config(16, CLUSTER, 8), 9, 1280, 300, 64, "zero", "float16"),
-            (config(32, BESIDE, 3), 33, 1024, 768, 128, "zero", "bfloat16"),
+            (config(32, BESIDE, 3), 33, 1024, 768, 128, "symmetric", "bfloat16"),
             (config(32, IN_TURN, 6), 100, 1024, 130, -1, "symmetric", "bfloat16"),
             (config(64, (64, 2, True, 1), 4), 33, 1024, 17024, 128, "symmetric", "bfloat16"),
             (config(64, CLUSTER, 4), 64, 2048, 192, 256, "zero", "bfloat16"),

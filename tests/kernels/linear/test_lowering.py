@@ -84,7 +84,7 @@ def test_committed_tables_hold_choices_that_fit():
                 choice = tuning.from_entry(entry)
                 assert {**entry, **tuning.to_entry(choice)} == entry, key
                 bits, g, _, K, N = map(int, re.findall(r"-?\d+", key))
-                w = abstract_weights(K, N, bits, g, "zero")
+                w = abstract_weights(K, N, bits, g, "symmetric")
                 assert tuning.fits(choice, w.layout, w.words.shape[2]), key
 
 
