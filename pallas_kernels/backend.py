@@ -7,6 +7,7 @@ here, so that leaving it means changing one module.
 from __future__ import annotations
 
 import collections
+import importlib
 import warnings
 from typing import Any, Literal
 
@@ -25,6 +26,7 @@ masked_store = _triton.store
 IMPLEMENTATIONS: tuple[Implementation, ...] = ("triton", "reference", "interpret")
 MIN_CAPABILITY = (8, 0)  # bf16 dots and cp.async
 MIN_FP8_CAPABILITY = (8, 9)
+HOPPER = (9, 0)  # has kernels of its own, in Pallas-Mosaic
 MIN_DOT = {"m": 16, "n": 8, "k_bits": 256}  # one mma.sync: 16 x 8 x 256 bits of either operand
 
 # The public ops that `choose` decides for, by the names that it counts them under.
@@ -106,6 +108,12 @@ def capability_problem(minimum: tuple[int, int] = MIN_CAPABILITY) -> str | None:
     if found is None or found >= minimum:
         return None
     return f"compute capability {found[0]}.{found[1]} is below {minimum[0]}.{minimum[1]}"
+
+
+def import_mosaic() -> None:
+    """Tells XLA of Mosaic, whose kernels programs from disk may call on a Hopper; tracing such a kernel does it too."""
+    if compute_capability() == HOPPER:
+        importlib.import_module("jax.experimental.pallas.mosaic_gpu")
 
 
 def dot_problem(m: int, n: int, k: int, itemsize: int) -> str | None:

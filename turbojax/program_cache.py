@@ -20,6 +20,7 @@ from typing import Any
 import jax
 from jax.experimental import serialize_executable
 
+from pallas_kernels import backend
 from turbojax.hub import cache_dir
 
 PACKAGES = Path(__file__).parents[1]
@@ -67,6 +68,7 @@ class ProgramCache:
         """The program under a key; None if there is none, or none that can be read."""
         try:
             payload = self._file(key).read_bytes()
+            backend.import_mosaic()
             return serialize_executable.deserialize_and_load(payload, in_tree, out_tree)
         except FileNotFoundError:
             return None

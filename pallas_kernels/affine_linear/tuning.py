@@ -18,7 +18,7 @@ M_BUCKETS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 # Programs that the rule cuts the work into, for 132 multiprocessors of an H200: 3.4 each of 2 warps up to 16 rows, 2
 # each of 4 warps beyond. Fewer leave loads waiting; more cost sums of splits, and x read again from L2.
 TARGET_PROGRAMS_FEW_ROWS, TARGET_PROGRAMS = 448, 256
-HOPPER, NUM_MULTIPROCESSORS = (9, 0), 132
+NUM_MULTIPROCESSORS = 132  # of an H100 and an H200
 MAX_HOPPER_RULE_ROWS = 512  # beyond, dequantising was measured and the Hopper kernel was not
 
 
@@ -131,7 +131,7 @@ def fits_hopper(config: HopperConfig, w: PackedLayout, N_padded: int) -> bool:
     whole = N_padded % config.program_n == 0 and config.splits <= w.num_tiles
     memory = hopper_shared_bytes(config, w, param_bytes=5, out_bytes=4, store_m=min(config.tile_m, 16))
     fits = memory <= backend.shared_bytes() and fits_registers(config, w)
-    return backend.compute_capability() == HOPPER and takes and whole and fits
+    return backend.compute_capability() == backend.HOPPER and takes and whole and fits
 
 
 def fits(choice: Choice, w: PackedLayout, N_padded: int) -> bool:

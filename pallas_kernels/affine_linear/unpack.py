@@ -18,7 +18,6 @@ _MINUS_ONE = {"bfloat16": "0xBF80BF80", "float16": "0xBC00BC00"}
 # What a zero point is shifted by, so that one subtraction serves; 8-bit codes leave bfloat16 no room: 128 + 255 rounds.
 ZERO_BASE = {(4, "bfloat16"): 128, (4, "float16"): 1024, (8, "bfloat16"): 0, (8, "float16"): 1024}
 _TYPE = {"bfloat16": "bf16x2", "float16": "f16x2"}
-HOPPER = (9, 0)
 
 
 def _arithmetic(dtype: str) -> tuple[str, str]:
@@ -27,7 +26,7 @@ def _arithmetic(dtype: str) -> tuple[str, str]:
     Below sm_90 pairs of bfloat16 have fma alone; on an H200 the fma of a difference costs the kernel 20 % at few rows.
     """
     kind = _TYPE[dtype]
-    if dtype == "float16" or (backend.compute_capability() or HOPPER) >= HOPPER:
+    if dtype == "float16" or (backend.compute_capability() or backend.HOPPER) >= backend.HOPPER:
         return f"sub.rn.{kind} {{d}}, {{a}}, {{b}};", f"mul.rn.{kind} {{d}}, {{a}}, {{b}};"
     return f"fma.rn.{kind} {{d}}, {{b}}, minus_one, {{a}};", f"fma.rn.{kind} {{d}}, {{a}}, {{b}}, minus_zero;"
 

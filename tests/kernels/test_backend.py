@@ -54,3 +54,15 @@ def test_capability_of_abstract_devices(kind, fp8):
         assert backend.on_gpu()
         assert backend.capability_problem() is None
         assert (backend.capability_problem(backend.MIN_FP8_CAPABILITY) is None) == fp8
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"), [("NVIDIA H200", ["jax.experimental.pallas.mosaic_gpu"]), ("NVIDIA A100", [])]
+)
+def test_programs_from_disk_find_mosaic_on_a_hopper_alone(monkeypatch, kind, expected):
+    imported = []
+    monkeypatch.setattr(backend.importlib, "import_module", imported.append)
+    device = jax.sharding.AbstractDevice(device_kind=kind, num_cores=None, platform="gpu")
+    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), (), abstract_device=device)):
+        backend.import_mosaic()
+    assert imported == expected

@@ -154,7 +154,7 @@ def problem(seed, M, K, N, group_size, kind, dtype, has_perm=False):
 class TestOnHopper:
     @pytest.fixture(autouse=True)
     def _needs_hopper(self):
-        if backend.compute_capability() != tuning.HOPPER:
+        if backend.compute_capability() != backend.HOPPER:
             pytest.skip("the kernel is for compute capability 9.0")
 
     @pytest.mark.parametrize(
