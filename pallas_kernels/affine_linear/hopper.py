@@ -48,7 +48,7 @@ def _copy_tiles(p: Program) -> None:
         def step(tile, count):
             slot = lax.rem(count, c.num_stages)
             p.wait("free", slot)
-            groups = pl.ds(w.group_of_plane(tile, 0), p.num_groups)
+            groups = pl.ds(w.group_of_plane(tile, 0), p.w.groups_per_tile)
             sources = [
                 (p.words.at[p.layer, tile, columns], s["words"]),
                 (p.x.at[pl.ds(place.row, c.tile_m), pl.ds(tile * w.tile_k, w.tile_k)], s["x"]),
@@ -101,9 +101,9 @@ def _weights_of(p: Program, slot: jax.Array, strip: int) -> Callable[..., jax.Ar
     W, dtype = p.w.plane_width, p.x.dtype
     words = load(p.scratch["words"].at[slot, p.strip_rows(strip)], WGMMA, optimized=True)
     if p.w.kind == "symmetric":
-        zeros = [constant(ZERO_BASE[4, dtype.name] + 8, W, dtype)] * p.num_groups
+        zeros = [constant(ZERO_BASE[4, dtype.name] + 8, W, dtype)] * p.w.groups_per_tile
     else:
-        of_rows = [p.scratch["params"][1].at[slot, group, p.strip_rows(strip)] for group in range(p.num_groups)]
+        of_rows = [p.scratch["params"][1].at[slot, group, p.strip_rows(strip)] for group in range(p.w.groups_per_tile)]
         zeros = [zeros_of_rows(load(ref, ROWS), W, dtype) for ref in of_rows]
     return lambda plane, *scales: unpack_plane(words, zeros[plane // p.w.planes_per_group], *scales, plane=plane)
 
@@ -130,7 +130,7 @@ def _sum_groups(p: Program, place: Place, count: jax.Array, turn: Any, num_turns
         slot = lax.rem(count + skip + index * num_turns, c.num_stages)
         p.wait("full", slot)
         weights = _weights_of(p, slot, 0)
-        scales = [_scale_of(p, slot, group, 0).astype(jnp.float32) for group in range(p.num_groups)]
+        scales = [_scale_of(p, slot, group, 0).astype(jnp.float32) for group in range(p.w.groups_per_tile)]
 
         def multiply(*groups):
             for plane in range(p.w.num_planes):
@@ -139,7 +139,7 @@ def _sum_groups(p: Program, place: Place, count: jax.Array, turn: Any, num_turns
                     mosaic_gpu.wgmma_wait(1)
             return tuple(group[...] for group in groups)
 
-        for group, scale in zip(pl.run_scoped(multiply, *[sums] * p.num_groups), scales, strict=True):
+        for group, scale in zip(pl.run_scoped(multiply, *[sums] * p.w.groups_per_tile), scales, strict=True):
             total = total + group * spread(scale, c.tile_m)
         p.arrive("free", slot)
         return total

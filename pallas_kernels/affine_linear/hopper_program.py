@@ -47,11 +47,6 @@ class Program:
     scratch: dict[str, Any]
 
     @property
-    def num_groups(self) -> int:
-        """Of a tile of K."""
-        return self.w.num_planes // self.w.planes_per_group
-
-    @property
     def row_tiles(self) -> int:
         return pl.cdiv(self.x.shape[0], self.config.tile_m)
 
@@ -112,7 +107,7 @@ def scratch_of(
     config: HopperConfig, w: PackedLayout, dtype: jnp.dtype, out_dtype: jnp.dtype, param_dtypes: list[jnp.dtype]
 ) -> dict[str, Any]:
     """Shared memory and barriers: the ring with its slots' barriers, buffers of results, sums that are handed over."""
-    c, groups, W = config, w.num_planes // w.planes_per_group, w.plane_width
+    c, W = config, w.plane_width
     writers = c.warpgroups if c.side_by_side else 1
     param_bytes, out_bytes = sum(d.itemsize for d in param_dtypes), out_dtype.itemsize
     fits = hopper_shared_bytes(c, w, param_bytes, out_bytes, STORE_ROWS) <= backend.shared_bytes()
@@ -120,7 +115,7 @@ def scratch_of(
     scratch: dict[str, Any] = {
         "x": mosaic_gpu.SMEM((c.num_stages, c.tile_m, w.tile_k), dtype, transforms=_tiled(W, dtype)),
         "words": mosaic_gpu.SMEM((c.num_stages, c.program_n, W), jnp.uint16, transforms=_tiled(W, jnp.uint16)),
-        "params": tuple(mosaic_gpu.SMEM((c.num_stages, groups, c.program_n), d) for d in param_dtypes),
+        "params": tuple(mosaic_gpu.SMEM((c.num_stages, w.groups_per_tile, c.program_n), d) for d in param_dtypes),
         "out": mosaic_gpu.SMEM((writers, 2, store_m, STRIP), out_dtype, transforms=_tiled(STRIP, out_dtype)),
         "full": mosaic_gpu.Barrier(num_arrivals=2 + len(param_dtypes), num_barriers=c.num_stages),
         "free": mosaic_gpu.Barrier(num_arrivals=writers, num_barriers=c.num_stages),

@@ -108,8 +108,10 @@ def hopper_shared_bytes(config: HopperConfig, w: PackedLayout, param_bytes: int,
         out_bytes: of an element of the result.
         store_m: rows of a piece of the result on its way out.
     """
-    groups = w.num_planes // w.planes_per_group
-    stage = 2 * (config.program_n * w.plane_width + config.tile_m * w.tile_k) + groups * config.program_n * param_bytes
+    stage = (
+        2 * (config.program_n * w.plane_width + config.tile_m * w.tile_k)
+        + w.groups_per_tile * config.program_n * param_bytes
+    )
     writers = config.warpgroups if config.side_by_side else 1
     sums = 0 if config.side_by_side else config.warpgroups + config.splits - 2  # that others hand over
     results = writers * 2 * store_m * 64 * out_bytes + sums * 64 * config.tile_m * 4
@@ -121,7 +123,7 @@ def fits_registers(config: HopperConfig, w: PackedLayout) -> bool:
 
     Where they do not, the compiler lets no two wgmma overlap (C7512).
     """
-    sums = (w.num_planes // w.planes_per_group + 1) * config.tile_m // 2
+    sums = (w.groups_per_tile + 1) * config.tile_m // 2
     return config.scale_weights or sums + 16 + 32 + 4 * (w.kind == "zero") <= config.num_registers
 
 
@@ -129,9 +131,10 @@ def fits_hopper(config: HopperConfig, w: PackedLayout, N_padded: int) -> bool:
     """Whether the Hopper kernel can run so: its GPU and format, whole tiles, registers, memory for the stages."""
     takes = w.bits == 4 and w.plane_width == 64 and w.K % w.tile_k == 0 and w.kind in ("symmetric", "zero")
     whole = N_padded % config.program_n == 0 and config.splits <= w.num_tiles
+    takes_turns = config.side_by_side or config.num_stages % config.warpgroups == 0  # each in slots of its own
     memory = hopper_shared_bytes(config, w, param_bytes=5, out_bytes=4, store_m=min(config.tile_m, 16))
     fits = memory <= backend.shared_bytes() and fits_registers(config, w)
-    return backend.compute_capability() == backend.HOPPER and takes and whole and fits
+    return backend.compute_capability() == backend.HOPPER and takes and whole and takes_turns and fits
 
 
 def fits(choice: Choice, w: PackedLayout, N_padded: int) -> bool:

@@ -169,6 +169,10 @@ class PackedLayout:
             return self.num_planes
         return min(self.num_planes, self.group_size // self.plane_width)
 
+    @property
+    def groups_per_tile(self) -> int:
+        return self.num_planes // self.planes_per_group
+
     def group_of_plane(self, tile: Any, plane: int) -> Any:
         """Row of scale and shift for plane `plane` of K tile `tile`."""
         if self.num_groups == 1:

@@ -102,6 +102,7 @@ def test_what_the_kernel_takes():
             tuning.fits(beside, abstract_weights(4096, 4096, 4, 128, k).layout, 4096) for k in ("symmetric", "zero")
         ]
         assert fits == [True, False]
+        assert not tuning.fits(config(16, IN_TURN, 8), w.layout, 4096)  # 3 warpgroups cannot take turns on 8 slots
         assert not tuning.fits(SCALED[1], w.layout, w.words.shape[2])  # no whole tiles of 256 columns
         assert not tuning.fits(config(128, (128, 2, True, 1), 3, True), w.layout, 4096)  # 300 KB of stages
 
