@@ -271,9 +271,7 @@ class Scheduler:
     def recover(self, suspects: Iterable[Request], failed: dict[Request, Exception]) -> None:
         """All state is lost: every request that holds a slot becomes token ids again and waits to be recomputed.
 
-        Args:
-            suspects: those that will run alone until they are past this place.
-            failed: those at fault, which end with their errors.
+        `suspects` will run alone until they are past this place; `failed` are at fault and end with their errors.
         """
         for request in suspects:
             self._probation.put(request)
