@@ -74,4 +74,5 @@ def _kernels() -> list[tuple[str, str]]:
 def _files() -> list[tuple[str, str]]:
     model = hub.cache_dir() / hub.DEFAULT_FILE
     state = str(model) if hub.is_default(model) else "not fetched yet: the first run without --model fetches it"
-    return [("cache", str(hub.cache_dir())), ("default model", state)]
+    compiled = os.environ.get("JAX_COMPILATION_CACHE_DIR", "not kept: JAX_COMPILATION_CACHE_DIR is not set")
+    return [("cache", str(hub.cache_dir())), ("compiled steps", compiled), ("default model", state)]
