@@ -163,15 +163,8 @@ class TestOnHopper:
         [
             (config(16, BESIDE, 4), 9, 1024, 768, 128, "symmetric", "bfloat16"),
             (config(16, BESIDE, 4), 17, 512, 200, 128, "zero", "bfloat16"),
-            (
-                config(16, IN_TURN, 9),
-                16,
-                2560,
-                9024,
-                128,
-                "zero",
-                "bfloat16",
-            ),  # programs of two tiles, a turn left over
+            # programs of two tiles of the result, with 10 tiles of K: turns go round
+            (config(16, IN_TURN, 9), 16, 2560, 9024, 128, "zero", "bfloat16"),
             (config(16, CLUSTER, 8), 9, 1280, 300, 64, "zero", "float16"),
             (config(32, BESIDE, 3), 33, 1024, 768, 128, "symmetric", "bfloat16"),
             (config(32, IN_TURN, 6), 100, 1024, 130, -1, "symmetric", "bfloat16"),
@@ -191,10 +184,14 @@ class TestOnHopper:
         y = run(x, w, jnp.int32(1))
         assert relative_error(y, expected) < TOLERANCE[dtype]
         np.testing.assert_array_equal(np.asarray(run(x, w, jnp.int32(1))), np.asarray(y))
-        part = run(x[: M - 1], w, jnp.int32(1))  # rows do not depend on their batch
-        np.testing.assert_array_equal(np.asarray(part), np.asarray(y)[: M - 1])
         other = x.at[: M // 2].set(jnp.inf)
         np.testing.assert_array_equal(np.asarray(run(other, w, jnp.int32(1)))[M // 2 :], np.asarray(y)[M // 2 :])
+
+    @pytest.mark.parametrize(("choice", "M"), [(config(16, CLUSTER, 8), 9), (SCALED[1], 130)])
+    def test_rows_do_not_depend_on_their_batch(self, choice, M):
+        x, w, _ = problem(3, M, 1024, 1024, 128, "zero", "bfloat16")
+        whole, part = (linear_by(choice, rows, w, 1, x.dtype, interpret=False) for rows in (x, x[3:]))
+        np.testing.assert_array_equal(np.asarray(part), np.asarray(whole)[3:])
 
     def test_scaled_weights_are_rounded_once(self):
         """x is the identity, so the results are the weights: half a unit in the last place off at most."""
@@ -209,9 +206,8 @@ class TestOnHopper:
         _, w, _ = problem(0, 1, 256, 1024, 256, "symmetric", dtype)
         words = jnp.arange(1 << 16, dtype=jnp.uint16).reshape(1, 1, 1024, 64)
         w = type(w)(words, jnp.ones((1, 1, 1024), jnp.float16), None, None, "symmetric", 4, 256, 256, 1024)
-        y = linear_by(
-            config(64, (64, 2, True, 1), 4), jnp.eye(256, dtype=dtype), w, 0, jnp.dtype(dtype), interpret=False
-        )
+        x, choice = jnp.eye(256, dtype=dtype), config(64, (64, 2, True, 1), 4)
+        y = linear_by(choice, x, w, 0, x.dtype, interpret=False)
         codes = np.stack([np.asarray(words)[0, 0] >> (4 * plane) & 15 for plane in range(4)], axis=1)
         np.testing.assert_array_equal(np.asarray(y, np.float32), codes.reshape(1024, 256).T.astype(np.float32) - 8)
 
