@@ -127,6 +127,21 @@ def test_steps_that_need_more_than_estimated_get_a_smaller_pool(loaded, free, mo
     assert len(FakeExecutables.compiled) == (1 if needed < 20 * MIB else 2)
 
 
+@pytest.mark.parametrize(("on_gpu", "limits"), [(True, (256, 8192)), (False, (64, 2048))])
+def test_limits_and_eagerness_follow_the_platform(loaded, free, monkeypatch, on_gpu, limits):
+    free(100 * MIB)
+    monkeypatch.setattr(assembly, "Executables", FakeExecutables)
+    monkeypatch.setattr(assembly.backend, "on_gpu", lambda: on_gpu)
+    monkeypatch.setattr(FakeExecutables, "compiled", [])
+    config = EngineConfig(session_len=64, cache_max_entry_count=20, compile_ahead=None)
+    found = limits_of(config, loaded.spec)
+    assert (found.num_slots, found.max_prefill_tokens) == limits
+    plan_engine(loaded, config, found, EngineMetrics())
+    assert len(FakeExecutables.compiled) == on_gpu
+    given = limits_of(EngineConfig(max_batch_size=3, max_prefill_token_num=128, cache_block_seq_len=128), loaded.spec)
+    assert (given.num_slots, given.max_prefill_tokens, given.max_chunks) == (3, 128, 3)
+
+
 def test_the_plan_is_shown_before_the_pool_is_allocated(loaded, monkeypatch, caplog):
     class NoRunner(Exception):
         pass

@@ -23,6 +23,8 @@ def test_nothing_is_traced_or_compiled_after_warm_up_over_a_mixed_load(model, go
         assert metrics.num_late_compilations == 0
         assert late == [], "XLA compiled something that is no step"
     assert [r.token_ids for r in responses] == tokens * 3
+    for key, program in parts.runner._executables._programs.items():
+        assert program.memory_analysis().alias_size_in_bytes >= parts.memory.pool_bytes, f"{key} copies the pool"
 
 
 @pytest.mark.parametrize(
