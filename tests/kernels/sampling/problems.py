@@ -14,7 +14,7 @@ def problem(seed, rows, vocab, spread=3.0, num_forbidden=3):
     return {
         "logits": logits.astype(np.float32),
         "temperature": pick([0.0, 0.4, 1.0, 1.7], np.float32),
-        "top_k": pick([0, 1, 5, 50, vocab - 1, vocab + 1], np.int32),
+        "top_k": pick([0, 1, 5, 50, vocab // 3, vocab - 1, vocab + 1], np.int32),
         "top_p": pick([1.0, 0.95, 0.5, 1e-3], np.float32),
         "min_p": pick([0.0, 0.0, 0.01, 0.3, 1.0], np.float32),
         "keys": rng.integers(0, 2**32, (rows, 2), dtype=np.uint32),

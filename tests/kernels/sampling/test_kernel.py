@@ -54,6 +54,17 @@ def test_top_k_keeps_the_k_largest_and_their_ties(kind, top_k):
     np.testing.assert_array_equal(found[~near], expected[~near])
 
 
+def test_top_p_is_over_the_mass_of_exactly_what_top_k_keeps():
+    """Rows whose first draw top-k keeps, where a rougher bound would end the search for the k-th."""
+    for seed in range(10):
+        arrays = problem(seed, ROWS, VOCAB, spread=0.5)
+        settings = {"temperature": 1.0, "top_k": 300, "top_p": 0.5, "min_p": 0.0}
+        arrays |= {name: np.full_like(arrays[name], value) for name, value in settings.items()}
+        found, _ = run(arrays)
+        expected, near = tokens(arrays)
+        np.testing.assert_array_equal(found[~near], expected[~near])
+
+
 def test_a_row_depends_on_itself_alone():
     arrays = problem(0, ROWS, VOCAB)
     together, _ = run(arrays)
