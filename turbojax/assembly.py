@@ -17,7 +17,7 @@ from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsed
 
 from checkpoints import is_native
 from pallas_kernels import backend
-from turbojax.buckets import MAX_CHUNKS, MAX_MULTI_STEP_SLOTS, Buckets
+from turbojax.buckets import Buckets
 from turbojax.configs import MAX_STOP_IDS, EngineConfig
 from turbojax.core.diagnosis import describe_layer
 from turbojax.core.state import EngineState, init_state
@@ -84,8 +84,8 @@ def assemble_model(model: Model, config: EngineConfig) -> EngineParts:
         OutOfMemoryError: the pool does not fit.
     """
     use_compilation_cache()
-    limits, metrics = limits_of(config, model.spec), EngineMetrics()
-    executables, memory = plan_engine(model, config, limits, metrics)
+    (limits, buckets), metrics = limits_of(config, model.spec), EngineMetrics()
+    executables, memory = plan_engine(model, config, limits, buckets, metrics)
     log.info("%s", memory.table())
     make_state = jax.jit(state_maker(model.spec, limits, memory))
     runner = JaxRunner(executables, make_state, debug=config.debug)
@@ -97,19 +97,33 @@ def assemble_model(model: Model, config: EngineConfig) -> EngineParts:
     return EngineParts(model, runner, scheduler, memory)
 
 
-def limits_of(config: EngineConfig, spec: ModelSpec) -> SchedulerConfig:
-    """What the config leaves open, by platform. LMDeploy's figures on a GPU: 256 sequences on an A100, 8,192 tokens."""
-    on_gpu = backend.on_gpu()
+def limits_of(config: EngineConfig, spec: ModelSpec) -> tuple[SchedulerConfig, Buckets]:
+    """What the config leaves open, by platform, and the shapes of steps that follow from it.
+
+    LMDeploy's figures on a GPU: 256 sequences on an A100, 8,192 prompt tokens a step.
+    """
+    on_gpu, page_len = backend.on_gpu(), config.cache_block_seq_len
     max_batch_size = config.max_batch_size or (256 if on_gpu else 64)
-    max_prefill = config.max_prefill_token_num or max(8192 if on_gpu else 2048, config.cache_block_seq_len)
-    return SchedulerConfig(
-        num_slots=max_batch_size,
-        session_len=min(config.session_len or spec.max_len, spec.max_len),
-        max_prefill_tokens=max_prefill,
-        max_chunks=min(MAX_CHUNKS, max_batch_size),
+    max_prefill_tokens = config.max_prefill_token_num or max(8192 if on_gpu else 2048, page_len)
+    session_len = min(config.session_len or spec.max_len, spec.max_len)
+    buckets = Buckets.of(
+        max_batch_size=max_batch_size,
+        max_prefill_tokens=max_prefill_tokens,
         num_decode_steps=config.num_decode_steps,
-        max_multi_step_slots=MAX_MULTI_STEP_SLOTS,
+        min_prefill_tokens=MIN_PREFILL_TOKENS_ON_GPU if on_gpu else MIN_PREFILL_TOKENS,
+        max_len=session_len,
+        page_len=page_len,
     )
+    limits = SchedulerConfig(
+        num_slots=max_batch_size,
+        session_len=session_len,
+        max_prefill_tokens=max_prefill_tokens,
+        max_chunks=buckets.max_chunks,
+        num_decode_steps=config.num_decode_steps,
+        max_multi_step_slots=buckets.max_multi_step_slots,
+        max_multi_step_pages=buckets.narrow_table_len,
+    )
+    return limits, buckets
 
 
 def state_maker(spec: ModelSpec, limits: SchedulerConfig, memory: MemoryPlan) -> Callable[[], EngineState]:
@@ -121,7 +135,7 @@ def state_maker(spec: ModelSpec, limits: SchedulerConfig, memory: MemoryPlan) ->
 
 
 def plan_engine(
-    model: Model, config: EngineConfig, limits: SchedulerConfig, metrics: EngineMetrics
+    model: Model, config: EngineConfig, limits: SchedulerConfig, buckets: Buckets, metrics: EngineMetrics
 ) -> tuple[Executables, MemoryPlan]:
     """The memory plan, and the steps, compiled where the config asks for it.
 
@@ -131,12 +145,6 @@ def plan_engine(
     Raises:
         OutOfMemoryError: the pool does not fit.
     """
-    buckets = Buckets.of(
-        max_batch_size=limits.num_slots,
-        max_prefill_tokens=limits.max_prefill_tokens,
-        num_decode_steps=limits.num_decode_steps,
-        min_prefill_tokens=MIN_PREFILL_TOKENS_ON_GPU if backend.on_gpu() else MIN_PREFILL_TOKENS,
-    )
     workspace = estimate_workspace(model.spec, buckets, limits.session_len)
     while True:
         memory = plan_memory(

@@ -42,7 +42,7 @@ class Executables:
         self.is_complete = False
         donated = functools.partial(jax.jit, donate_argnames="state")
         self._join, self._zero = donated(self._counted(join)), donated(self._counted(zero_pages))
-        self._decode = donated(self._counted(steps.decode), static_argnames="num_steps")
+        self._decode = donated(self._counted(steps.decode), static_argnames=("num_steps", "table_len"))
         self._mixed = donated(self._counted(steps.mixed))
 
     def _counted(self, step: Callable[..., Any]) -> Callable[..., Any]:
@@ -95,7 +95,7 @@ class Executables:
         decode, prefill = self.batches.decode(nothing, key), self.batches.prefill(nothing, key)
         inputs, outputs = (self.weights, self._state, decode), (self._state, 0)
         if prefill is None:
-            return self._decode, inputs, {"num_steps": key.num_decode_steps}, outputs
+            return self._decode, inputs, {"num_steps": key.num_decode_steps, "table_len": key.table_len}, outputs
         return self._mixed, (*inputs, prefill), {}, outputs
 
     def _load(self, key: Hashable) -> Any | None:

@@ -64,9 +64,8 @@ class JaxRunner:
             joins = self._batches.joins(plan.joins[first : first + JOINS_PER_CALL])
             self._state = self._executables.join(self._state, joins)
         num_tokens = sum([len(chunk.token_ids) for chunk in plan.prefill_chunks])
-        shape = self.buckets.shape_of(
-            len(plan.decode_slots), num_tokens, len(plan.prefill_chunks), plan.num_decode_steps
-        )
+        num_decode, num_chunks = len(plan.decode_slots), len(plan.prefill_chunks)
+        shape = self.buckets.shape_of(num_decode, num_tokens, num_chunks, plan.num_decode_steps, plan.max_decode_pages)
         tokens = self._run(plan, shape)
         tokens.copy_to_host_async()
         return StepHandle(plan, shape, tokens)
@@ -89,7 +88,7 @@ class JaxRunner:
         """Replaces the state, which a failed step has lost, and runs a step of padding on it."""
         self._state = None  # the old pool goes first: there is no room for two
         self._state = self._make_state()
-        self._run(StepPlan(step_id=-1), StepShape(self.buckets.decode_slots[0])).block_until_ready()
+        self._run(StepPlan(step_id=-1), next(self.buckets.all_shapes())).block_until_ready()
 
     def warm_up(self) -> None:
         """Runs every program once on padding, which leaves the state as it is: a GPU loads programs when they run."""

@@ -78,7 +78,7 @@ def test_pool_sizes_are_few_and_cost_little(num_pages):
 def test_the_estimate_of_the_workspace_is_near_what_the_compiler_says(loaded):
     """For the largest step; not below it, and not so far above that it would cost a good part of the pool."""
     config = EngineConfig(max_batch_size=16, max_prefill_token_num=256, session_len=512)
-    limits = limits_of(config, loaded.spec)
+    limits, _ = limits_of(config, loaded.spec)
     buckets = Buckets.of(max_batch_size=16, max_prefill_tokens=256, num_decode_steps=1, min_prefill_tokens=256)
     estimate = estimate_workspace(loaded.spec, buckets, 512)
     found = plan(loaded.spec, share=40)
@@ -115,12 +115,12 @@ def test_steps_that_need_more_than_estimated_get_a_smaller_pool(loaded, free, mo
     monkeypatch.setattr(FakeExecutables, "workspace", needed)
     monkeypatch.setattr(FakeExecutables, "compiled", [])
     config = EngineConfig(**SMALL | {"session_len": 512, "max_batch_size": 64, "compile_ahead": True})
-    limits = limits_of(config, loaded.spec)
+    limits, buckets = limits_of(config, loaded.spec)
     if not fits:
         with pytest.raises(OutOfMemoryError, match="steps need 209,715,200 of them"):
-            plan_engine(loaded, config, limits, EngineMetrics())
+            plan_engine(loaded, config, limits, buckets, EngineMetrics())
         return
-    executables, found = plan_engine(loaded, config, limits, EngineMetrics())
+    executables, found = plan_engine(loaded, config, limits, buckets, EngineMetrics())
     assert found.is_workspace_measured
     assert (found.workspace_bytes, found.num_pages) == (needed, executables.num_pages)
     assert found.left_bytes >= 0
@@ -134,11 +134,13 @@ def test_limits_and_eagerness_follow_the_platform(loaded, free, monkeypatch, on_
     monkeypatch.setattr(assembly.backend, "on_gpu", lambda: on_gpu)
     monkeypatch.setattr(FakeExecutables, "compiled", [])
     config = EngineConfig(session_len=64, cache_max_entry_count=20, compile_ahead=None)
-    found = limits_of(config, loaded.spec)
+    found, buckets = limits_of(config, loaded.spec)
     assert (found.num_slots, found.max_prefill_tokens) == limits
-    plan_engine(loaded, config, found, EngineMetrics())
+    plan_engine(loaded, config, found, buckets, EngineMetrics())
     assert len(FakeExecutables.compiled) == on_gpu
-    given = limits_of(EngineConfig(max_batch_size=3, max_prefill_token_num=128, cache_block_seq_len=128), loaded.spec)
+    given, _ = limits_of(
+        EngineConfig(max_batch_size=3, max_prefill_token_num=128, cache_block_seq_len=128), loaded.spec
+    )
     assert (given.num_slots, given.max_prefill_tokens, given.max_chunks) == (3, 128, 3)
 
 

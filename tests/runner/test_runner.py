@@ -3,8 +3,11 @@
 import pytest
 
 from tests.runner.harness import GREEDY, compilations, open_pipe
+from turbojax import buckets as buckets_module
 from turbojax.buckets import MAX_PROGRAMS, Buckets, StepShape
 from turbojax.configs import GenerationConfig
+
+LONG = {"max_len": 131072, "page_len": 64}
 
 
 @pytest.mark.slow
@@ -45,6 +48,20 @@ def test_every_way_to_run_gives_the_recorded_tokens(model, golden, config):
     parts.scheduler.check_integrity()
 
 
+def test_sequences_that_outgrow_narrow_tables_go_on_in_wide_ones(model, golden, monkeypatch):
+    """Prompts of 11 to 40 tokens and 16 new ones: most pass 32 tokens, beside others that have not."""
+    monkeypatch.setattr(buckets_module, "NARROW_LEN", 32)
+    monkeypatch.setattr(buckets_module, "WIDE_DECODE_SLOTS", ())
+    prompts, tokens = golden
+    pipe, parts = open_pipe(model, num_decode_steps=2)
+    used, program = set(), parts.runner._executables.step
+    parts.runner._executables.step = lambda shape: used.add(shape) or program(shape)
+    with pipe:
+        assert [r.token_ids for r in pipe(prompts, GREEDY)] == tokens
+    decodes = {(shape.table_len, shape.num_decode_steps) for shape in used if not shape.num_chunks}
+    assert decodes == {(2, 1), (2, 2), (None, 1)}
+
+
 def test_a_seeded_request_is_the_same_alone_and_in_company(model, golden):
     prompts, _ = golden
     seeded = GenerationConfig(max_new_tokens=12, do_sample=True, temperature=1.0, top_k=0, random_seed=11)
@@ -65,8 +82,23 @@ def test_a_seeded_request_is_the_same_alone_and_in_company(model, golden):
         {"max_batch_size": 1, "max_prefill_tokens": 64},
         {"max_batch_size": 100, "max_prefill_tokens": 1000},
         {"max_batch_size": 1024, "max_prefill_tokens": 32768, "num_decode_steps": 16},
+        {
+            "max_batch_size": 257,
+            "max_prefill_tokens": 8192,
+            "min_prefill_tokens": 128,
+            "max_len": 131072,
+            "page_len": 64,
+        },
+        {
+            "max_batch_size": 256,
+            "max_prefill_tokens": 8192,
+            "min_prefill_tokens": 128,
+            "max_len": 131072,
+            "page_len": 64,
+        },
+        {"max_batch_size": 3, "max_prefill_tokens": 100, "max_len": 32769, "page_len": 16},
     ],
-    ids=lambda limits: str(limits["max_batch_size"]),
+    ids=lambda limits: f"{limits['max_batch_size']}, {limits.get('max_len', 0)}",
 )
 def test_buckets_cover_every_step_and_are_few(limits):
     num_steps = limits.setdefault("num_decode_steps", 4)
@@ -80,14 +112,19 @@ def test_buckets_cover_every_step_and_are_few(limits):
             for chunks in {0} if num_tokens == 0 else {1, 2, buckets.max_chunks}:
                 if not 0 < decode + chunks <= slots or chunks > num_tokens or num_tokens > tokens:
                     continue
-                for steps in {1} if chunks or decode > 64 else {1, num_steps}:
-                    shape = buckets.shape_of(decode, num_tokens, chunks, steps)
-                    assert shape in shapes
-                    assert shape.num_decode_slots >= decode
-                    assert shape.num_prefill_tokens >= num_tokens
-                    assert shape.num_chunks >= chunks
-                    assert shape.num_decode_steps == steps
-                    used.add(shape)
+                for steps in {1} if chunks or decode > buckets.max_multi_step_slots else {1, num_steps}:
+                    for num_pages in (1, buckets.narrow_table_len or 9, (buckets.narrow_table_len or 9) + 1):
+                        narrow = buckets.narrow_table_len
+                        if steps > 1 and narrow is not None and num_pages > narrow:
+                            continue
+                        shape = buckets.shape_of(decode, num_tokens, chunks, steps, num_pages)
+                        assert shape in shapes
+                        assert shape.num_decode_slots >= decode
+                        assert shape.num_prefill_tokens >= num_tokens
+                        assert shape.num_chunks >= chunks
+                        assert shape.num_decode_steps == steps
+                        assert shape.table_len is None or num_pages <= shape.table_len
+                        used.add(shape)
     assert StepShape(0, buckets.prefill_tokens[-1], 1) in used
     with pytest.raises(ValueError, match=f"{slots + 1} exceeds"):
         buckets.shape_of(slots + 1, 0, 0, 1)

@@ -69,12 +69,12 @@ def apply_grants(slots: Slots, grants: jax.Array) -> Slots:
     return replace(slots, block_tables=slots.block_tables.at[slot, group, index].set(page))
 
 
-def decode_rows(slots: Slots, batch_slots: jax.Array, page_len: int) -> Rows:
-    """The next token of each slot as rows of a forward pass."""
+def decode_rows(slots: Slots, batch_slots: jax.Array, page_len: int, table_len: int | None = None) -> Rows:
+    """The next token of each slot as rows of a forward pass; attention sees `table_len` entries of the block tables."""
     active, length = slots.active[batch_slots], slots.length[batch_slots]
     positions = jnp.where(active, length - 1, 0)
     # A slot that stopped reads the sink: its own pages may hold what is not finite, and 0 * NaN would reach the sink.
-    tables = jnp.where(active[:, None, None], slots.block_tables[batch_slots], 0)
+    tables = jnp.where(active[:, None, None], slots.block_tables[batch_slots, :, :table_len], 0)
     return Rows(
         tokens=jnp.where(active, slots.last_token[batch_slots], 0),
         positions=positions,
@@ -193,11 +193,12 @@ def prefill(weights: Weights, state: EngineState, batch: PrefillBatch) -> tuple[
 
 
 def decode(
-    weights: Weights, state: EngineState, batch: DecodeBatch, *, num_steps: int = 1
+    weights: Weights, state: EngineState, batch: DecodeBatch, *, num_steps: int = 1, table_len: int | None = None
 ) -> tuple[EngineState, jax.Array]:
     """Decodes `num_steps` tokens of each slot in one call.
 
-    A slot that stops within the call goes on as padding: it writes to the sink and yields NO_TOKEN.
+    A slot that stops within the call goes on as padding: it writes to the sink and yields NO_TOKEN. `table_len` bounds
+    the pages of every slot of the batch, those for the new tokens included: attention cuts its work by it.
 
     Returns:
         The state, and int32 [num_steps, B] tokens.
@@ -208,7 +209,7 @@ def decode(
     def step(i: jax.Array, carry: tuple[EngineState, jax.Array]) -> tuple[EngineState, jax.Array]:
         state, tokens = carry
         slots = state.slots
-        rows = decode_rows(slots, batch.slots, page_len)
+        rows = decode_rows(slots, batch.slots, page_len, table_len)
         pool, hidden = forward(weights, state.pool, rows)
         active = slots.active[batch.slots]
         logits = logits_of(weights, hidden)

@@ -19,6 +19,7 @@ class SchedulerConfig:
         num_decode_steps: tokens per call while nothing waits or prefills.
         max_multi_step_slots: most decoding slots of such a call; None is all of them. A step of more takes longer
             than the host needs for the next one.
+        max_multi_step_pages: most pages of any of them; None is all.
     """
 
     num_slots: int
@@ -27,11 +28,14 @@ class SchedulerConfig:
     max_chunks: int
     num_decode_steps: int = 1
     max_multi_step_slots: int | None = None
+    max_multi_step_pages: int | None = None
 
-    def steps_for(self, num_decoding: int) -> int:
-        """Tokens per call of a pure decode step of this many slots while nothing waits."""
-        few = self.max_multi_step_slots is None or num_decoding <= self.max_multi_step_slots
-        return self.num_decode_steps if few else 1
+    def steps_for(self, num_decoding: int, num_pages: int) -> int:
+        """Tokens per call of a pure decode step of so many slots, of so many pages at most, while nothing waits."""
+        for number, limit in ((num_decoding, self.max_multi_step_slots), (num_pages, self.max_multi_step_pages)):
+            if limit is not None and number > limit:
+                return 1
+        return self.num_decode_steps
 
 
 def check_prompt(num_prompt_tokens: int, name: str, session_len: int, pool_len: int) -> None:

@@ -76,7 +76,8 @@ class StepPlan:
 
     `dirty_pages` held numbers that are not finite, which attention would spread: a hidden key has probability 0, and
     0 * NaN is NaN. `decode_slots` decode `num_decode_steps` tokens each (1 when there are prefill chunks too); pages
-    for all of them have been granted. A chunk that is last yields one token for its slot.
+    for all of them have been granted, and none of them has more than `max_decode_pages`. A chunk that is last yields
+    one token for its slot.
     """
 
     step_id: int
@@ -85,6 +86,7 @@ class StepPlan:
     page_grants: tuple[PageGrant, ...] = ()
     decode_slots: tuple[int, ...] = ()
     num_decode_steps: int = 1
+    max_decode_pages: int = 0
     prefill_chunks: tuple[PrefillChunk, ...] = ()
 
     @property

@@ -89,7 +89,8 @@ class Scheduler:
         able = [r for r in self.running if r.status is Status.RUNNING and (suspect is None or r is suspect)]
         prefilling = [r for r in able if r.num_prefilled_tokens < r.num_prefill_tokens]
         busy = prefilling or self.waiting or suspect is not None
-        num_steps = 1 if busy else self.config.steps_for(len(able))
+        longest = max([r.num_planned_tokens for r in able], default=0) + self.config.num_decode_steps
+        num_steps = 1 if busy else self.config.steps_for(len(able), self.pool.pages_for(longest))
         ready = [r for r in able if r.is_prefilled] if prefilling else able
         grants, decoding = self._plan_decode(ready, num_steps, suspect)
         chunks, budget = self._plan_running_chunks(prefilling, self.config.max_prefill_tokens)
@@ -102,6 +103,7 @@ class Scheduler:
             page_grants=tuple(grants),
             decode_slots=tuple([r.slot for r in decoding]),
             num_decode_steps=num_steps,
+            max_decode_pages=max([len(r.page_ids) for r in decoding], default=0),
             prefill_chunks=tuple(chunks),
         )
         self._launch(plan, decoding)
