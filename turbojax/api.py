@@ -247,6 +247,9 @@ def sampling_of(config: GenerationConfig) -> SamplingParams:
 def pipeline(model: str | Path | None = None, backend_config: EngineConfig | None = None) -> Pipeline:
     """Loads a model and returns a pipeline on it.
 
+    Where the process has not set `jax_compilation_cache_dir`, it becomes a folder in the user's cache: compiled steps
+    are kept there.
+
     Args:
         model: a folder, a .gguf file, or a Hugging Face repo id; None is the embedded default model.
         backend_config: how the engine runs.

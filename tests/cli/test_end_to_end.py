@@ -58,6 +58,7 @@ def test_the_default_model_answers_on_standard_output(smollm2, goldens, tmp_path
     assert done.returncode == 0, done.stderr
     assert done.stdout.rstrip("\n") == load_tokenizer(smollm2).decode(chat["greedy"]["ids"][:8])
     assert "44 prompt tokens" in done.stderr
+    assert "KV pool" in done.stderr
 
 
 @pytest.mark.parametrize("name", ["broken_truncated_safetensors", "broken_missing_tensor", "broken_no_architectures"])

@@ -44,6 +44,8 @@ class StrictRunner(FakeRunner):
         named = {slot: self.slots[slot]["join"] for slot in slots_of(plan)}
         self.in_flight.append(named)
         self.check_held(named)
+        tables = [len(self.slots[slot]["table"]) for slot in plan.decode_slots]
+        assert max(tables, default=0) == plan.max_decode_pages
         return handle
 
     def give(self, page: int, join, busy) -> None:

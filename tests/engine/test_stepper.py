@@ -66,6 +66,17 @@ def test_a_call_takes_several_steps_exactly_while_nobody_waits_or_prefills():
         assert plan.num_decode_steps == (1 if waits[plan.step_id] else 4)
 
 
+def test_long_sequences_take_one_step_a_call():
+    scheduler, runner = make(runner_type=RecordingRunner, num_pages=60, num_decode_steps=4)
+    object.__setattr__(scheduler.config, "max_multi_step_pages", 4)  # of 4 tokens
+    long = request(0, 5, 30)
+    run(scheduler, runner, {0: [lambda: scheduler.add(long)]})
+    assert long.generated_ids == continuation(long.prompt_ids, 35)
+    steps = [(plan.max_decode_pages, plan.num_decode_steps) for plan in runner.plans if not plan.prefill_chunks]
+    assert {num_steps for pages, num_steps in steps if pages > 4} == {1}
+    assert (4, 4) in steps
+
+
 def test_large_batches_take_one_step_a_call():
     scheduler, runner = make(runner_type=RecordingRunner, num_slots=3, num_pages=60, num_decode_steps=4)
     object.__setattr__(scheduler.config, "max_multi_step_slots", 2)
