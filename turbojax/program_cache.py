@@ -68,6 +68,7 @@ class ProgramCache:
         """The program under a key; None if there is none, or none that can be read."""
         try:
             payload = self._file(key).read_bytes()
+            os.utime(self._folder)  # in use: see `touch`
             backend.import_mosaic()
             return serialize_executable.deserialize_and_load(payload, in_tree, out_tree)
         except FileNotFoundError:

@@ -52,6 +52,8 @@ class FakePipeline:
             for i, word in enumerate(words):
                 if word == "INTERRUPT":
                     raise KeyboardInterrupt
+                if word == "LOST":
+                    raise EngineFailedError("the device is lost: no device")
                 if word == "FAIL":
                     yield Response("", [], "error", len(words), i, error="out of pages")
                     return

@@ -42,3 +42,10 @@ def test_a_failed_answer_does_not_end_the_chat(run, pipes):
     assert result.exit_code == 0
     assert "error: out of pages" in result.stderr
     assert seen(pipes)[1] == [("user", "next")]
+
+
+def test_a_lost_engine_ends_the_chat(run, pipes):
+    result = run("chat", input="lost\nnever sent\n")
+    assert result.exit_code == 1
+    assert result.stderr.splitlines()[-1] == "error: the device is lost: no device"
+    assert len(pipes[0].calls) == 1

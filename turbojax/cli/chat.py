@@ -10,7 +10,7 @@ import typer
 from turbojax.cli import options, session
 from turbojax.cli.console import say, say_error
 from turbojax.configs import GenerationConfig
-from turbojax.errors import TurbojaxError
+from turbojax.errors import EngineFailedError, TurbojaxError
 
 if TYPE_CHECKING:
     from turbojax.api import Pipeline
@@ -83,6 +83,8 @@ def _turn(pipe: Pipeline, messages: Messages, gen_config: GenerationConfig) -> M
         stats = str(session.stream_answer(pipe, messages, gen_config, write))
     except KeyboardInterrupt:
         stats = "stopped"
+    except EngineFailedError:
+        raise  # no further turn will run
     except TurbojaxError as error:
         say_error(error)
         return messages[:-1]
