@@ -50,7 +50,7 @@ MAX_CHUNKS = 8
 # Where decode steps come in two widths, fewer make room for the wide ones.
 MAX_MULTI_STEP_SLOTS, MAX_MULTI_STEP_SLOTS_OF_TWO_WIDTHS = 64, 8
 # Tokens of the sequences that narrow decode steps can hold. Attention cuts its work by the width of the tables: at
-# 131,072 tokens 16 short sequences get ranges that are too long for them, and 256 start 32 programs for each that works.
+# 131,072 tokens 16 short sequences get ranges that are too long for them, and 256 start 32 programs for one that works.
 NARROW_LEN = 32768
 WIDE_DECODE_SLOTS = (1, 16, 64)
 
