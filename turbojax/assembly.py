@@ -88,7 +88,12 @@ def assemble_model(model: Model, config: EngineConfig) -> EngineParts:
     executables, memory = plan_engine(model, config, limits, buckets, metrics)
     log.info("%s", memory.table())
     make_state = jax.jit(state_maker(model.spec, limits, memory))
-    runner = JaxRunner(executables, make_state, debug=config.debug)
+    try:
+        runner = JaxRunner(executables, make_state, debug=config.debug)
+    except jax.errors.JaxRuntimeError as error:  # another process has taken what was free when it was planned
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        raise OutOfMemoryError(refusal(memory)) from error
     if backend.on_gpu() and executables.is_complete:
         runner.warm_up()
     scheduler = Scheduler(limits, BlockPool(memory.num_pages, memory.page_len), metrics)

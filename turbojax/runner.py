@@ -34,7 +34,8 @@ class JaxRunner:
         """`make_state` makes the fresh state that the executables were compiled for; `debug` checks page numbers."""
         self._executables, self._make_state, self._debug = executables, make_state, debug
         self._batches = executables.batches
-        self._state: EngineState | None = make_state()
+        # Waited for: memory that is not there would else show in the first step, under that step's name.
+        self._state: EngineState | None = jax.block_until_ready(make_state())
         self._num_pages = self._state.pool.num_pages
         self.max_prefill_chunks = self.buckets.max_chunks
 

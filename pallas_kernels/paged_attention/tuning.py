@@ -57,9 +57,9 @@ def _num_sms() -> int:
 def decode_config(q: jax.Array, pages: KVPages, table_len: int) -> DecodeConfig:
     """The cut for a shape: whole sequences where the batch alone fills the GPU, shorter ranges where it does not.
 
-    What does not fill it gets ranges of which sequences of a typical length do, however long its tables are. KV8, 16 sequences of 1k: 15.4 us in ranges of 256, 18.0 of 512,
-    more than 18.5 of 128; 64 of them, which fill the GPU: 40.4 whole, 49.0 in ranges of 512; one of 16k: 15.6 in ranges
-    of 256, 18.9 of 512.
+    What does not fill it gets ranges of which sequences of a typical length do, however long its tables are. KV8, 16
+    sequences of 1k: 15.4 us in ranges of 256, 18.0 of 512, more than 18.5 of 128; 64 of them, which fill the GPU: 40.4
+    whole, 49.0 in ranges of 512; one of 16k: 15.6 in ranges of 256, 18.9 of 512.
     """
     by_bits = _tuned()["decode"]
     bits = f"{pages.k_bits},{pages.v_bits}"

@@ -156,3 +156,13 @@ def test_the_plan_is_shown_before_the_pool_is_allocated(loaded, monkeypatch, cap
         assemble_model(loaded, EngineConfig(**SMALL))
     assert "KV pool" in caplog.text
     assert "workspace" in caplog.text
+
+
+@pytest.mark.parametrize(("said", "error"), [("RESOURCE_EXHAUSTED: 16 GiB", OutOfMemoryError), ("INTERNAL", None)])
+def test_memory_that_somebody_took_meanwhile_is_refused_too(loaded, monkeypatch, said, error):
+    def fail(*args, **kwargs):
+        raise jax.errors.JaxRuntimeError(said)
+
+    monkeypatch.setattr(assembly, "JaxRunner", fail)
+    with pytest.raises(error or jax.errors.JaxRuntimeError, match="KV pool" if error else said):
+        assemble_model(loaded, EngineConfig(**SMALL))
