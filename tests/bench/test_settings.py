@@ -29,6 +29,7 @@ def test_sampling_is_off_until_it_is_asked_for():
     assert Settings(shape="tiny").generation().is_greedy
     sampled = Settings(shape="tiny", sampling={"top_p": 0.9}).generation()
     assert (sampled.is_greedy, sampled.top_p) == (False, 0.9)
+    assert (sampled.temperature, sampled.top_k, sampled.min_p) == (1.0, 0, 0.0), "the row says top-p alone"
 
 
 def test_what_was_given_goes_over_what_the_benchmark_needs():

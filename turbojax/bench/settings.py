@@ -24,7 +24,7 @@ class Settings:
         weights: format of the weights of a shape; None is `DEFAULT_WEIGHTS`.
         kv: bits of the KV cache.
         engine: fields of EngineConfig that were given; the benchmark sets others to fit its load.
-        sampling: fields of GenerationConfig that were given; greedy without any.
+        sampling: fields of GenerationConfig that were given, the others are off; greedy without any.
         seed: of prompts, arrivals and what is sampled.
         bytes_per_s, flops_per_s: the device's rates; None measures them.
         label: put before the names of the cases; None says shape and weights where they are not the reference's.
@@ -64,8 +64,9 @@ class Settings:
         return EngineConfig(**defaults | {"quant_policy": 0 if self.kv == 16 else self.kv} | dict(self.engine))
 
     def generation(self) -> GenerationConfig:
-        """How tokens are picked."""
-        return GenerationConfig(do_sample=bool(self.sampling), random_seed=self.seed, **self.sampling)
+        """How tokens are picked: as the name of the case says, without the defaults of GenerationConfig."""
+        off: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
+        return GenerationConfig(do_sample=bool(self.sampling), random_seed=self.seed, **off | dict(self.sampling))
 
     def case(self, name: str, *, sampled: bool = True, names_kv: bool = True) -> str:
         """The name of a case: "decode b64 4k" becomes "qwen3-8b decode b64 4k kv8 top-p 0.9", for example."""
