@@ -57,8 +57,8 @@ class BenchEngine:
 
     @property
     def num_compiled(self) -> int:
-        """Steps compiled so far: none should be while something is measured."""
-        return self.parts.runner.num_traces
+        """Steps compiled, or read from disk, so far: none should be while something is measured."""
+        return self.parts.scheduler.metrics.num_compilations
 
     def close(self) -> None:
         self._loop.close()

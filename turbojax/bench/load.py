@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from turbojax.bench.errors import BenchError
+from turbojax.configs import is_int
 
 PROMPT_KEYS = ("input_len", "token_ids", "prompt")
 Encode = Callable[[str], Sequence[int]]
@@ -82,17 +83,13 @@ def _parse(raw: bytes, rng: np.random.Generator, vocab_size: int, encode: Encode
         if not isinstance(value, str):
             raise ValueError("prompt: a text is expected")
         value = encode(value)
-    if not isinstance(value, list) or not value or not all(_is_int(t) and 0 <= t < vocab_size for t in value):
+    if not isinstance(value, list) or not value or not all(is_int(t, 0, vocab_size - 1) for t in value):
         raise ValueError(f"token_ids: a list of integers of 0 .. {vocab_size - 1} that is not empty is expected")
     return LoadRequest(np.asarray(value, np.int32), num_new_tokens)
 
 
-def _is_int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
 def _positive(name: str, value: Any) -> int:
-    if not _is_int(value) or value < 1:
+    if not is_int(value, 1):
         raise ValueError(f"{name}: {value!r}, an integer >= 1 is expected")
     return int(value)
 

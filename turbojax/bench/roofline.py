@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from pallas_kernels import backend
 from pallas_kernels.eight_bit_linear import EightBitWeights
 from pallas_kernels.kv_cache import bytes_per_token
+from turbojax.assembly import tree_bytes
 from turbojax.core.weights import Linear, Weights
 from turbojax.models.spec import LayerSpec, LinearSpec, SegmentSpec
 
@@ -109,7 +110,7 @@ def linear_ops(weights: Weights, num_rows: int) -> list[Op]:
 def linear_op(name: str, spec: LinearSpec, w: Linear, num_rows: int, num_layers: int = 1) -> Op:
     """A stack of linears, each read once."""
     num_flops = 2.0 * num_rows * spec.in_dim * spec.out_dim * num_layers
-    return Op(name, num_bytes(w), num_flops, dot_speed=2 if isinstance(w.weight, EightBitWeights) else 1)
+    return Op(name, tree_bytes(w), num_flops, dot_speed=2 if isinstance(w.weight, EightBitWeights) else 1)
 
 
 def head_op(weights: Weights, num_rows: int) -> Op:
@@ -135,10 +136,6 @@ def pair_flops(segment: SegmentSpec) -> float:
 def visible(layer: LayerSpec, num_keys: float) -> float:
     """Keys within the layer's window."""
     return num_keys if layer.window is None else min(num_keys, layer.window)
-
-
-def num_bytes(tree: object) -> int:
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
 def measure_rates() -> Rates:
