@@ -7,6 +7,7 @@ all that goes into a program. Its files stand beside JAX's, in the same folder, 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import logging
@@ -26,6 +27,8 @@ from turbojax.hub import cache_dir
 PACKAGES = Path(__file__).parents[1]
 SOURCES = ("turbojax", "pallas_kernels")
 LIBRARIES = ("jax", "jaxlib", "flax", "numpy")
+# The compiler for GPUs is theirs, and may be another version than jaxlib.
+PLUGINS = ("jax-cuda12-pjrt", "jax-cuda12-plugin", "jax-cuda13-pjrt", "jax-cuda13-plugin")
 # Options of JAX that change a program without showing in its inputs.
 OPTIONS = (
     "jax_enable_x64", "jax_default_matmul_precision", "jax_debug_nans", "jax_debug_infs", "jax_disable_jit",
@@ -68,7 +71,8 @@ class ProgramCache:
         """The program under a key; None if there is none, or none that can be read."""
         try:
             payload = self._file(key).read_bytes()
-            os.utime(self._folder)  # in use: see `touch`
+            with contextlib.suppress(OSError):  # of a cache that can only be read
+                os.utime(self._folder)  # in use: see `touch`
             backend.import_mosaic()
             return serialize_executable.deserialize_and_load(payload, in_tree, out_tree)
         except FileNotFoundError:
@@ -116,9 +120,12 @@ def _source_digest() -> str:
 
 
 def _world() -> Iterator[str]:
-    """Everything but the inputs: sources, libraries, options, device and driver, a CPU's instructions."""
+    """Everything but the inputs: sources, libraries, options, device and CUDA, a CPU's instructions."""
     yield _source_digest()
     yield from (f"{name} {metadata.version(name)}" for name in LIBRARIES)
+    for name in PLUGINS:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            yield f"{name} {metadata.version(name)}"
     yield from (f"{name} {getattr(jax.config, name, None)}" for name in OPTIONS)
     yield f"XLA_FLAGS {os.environ.get('XLA_FLAGS')}"
     device, *others = jax.devices()

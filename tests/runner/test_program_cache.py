@@ -68,6 +68,19 @@ def test_a_torn_file_is_written_anew(loaded, folder):
     assert third.metrics.num_traces == 0
 
 
+def test_a_cache_that_can_only_be_read_is_read(loaded, folder, monkeypatch):
+    first, _ = make(loaded)
+    assert first.join is not None
+
+    def refuse(path):
+        raise PermissionError(path)
+
+    monkeypatch.setattr(program_cache.os, "utime", refuse)
+    second, _ = make(loaded)
+    assert second.join is not None
+    assert second.metrics.num_traces == 0
+
+
 def test_programs_whose_ops_fall_back_are_traced_each_time(loaded, folder, monkeypatch):
     """Only tracing warns of a fallback and counts it."""
     counts = iter(range(100))
