@@ -87,7 +87,9 @@ class JaxRunner:
 
     def reset(self) -> None:
         """Replaces the state, which a failed step has lost, and runs a step of padding on it."""
-        self._state = None  # the old pool goes first: there is no room for two
+        # The old pool goes first: there is no room for two, and the error of a step that did not take it still has it.
+        jax.tree.map(lambda leaf: leaf.delete(), self._state)
+        self._state = None
         self._state = self._make_state()
         self._run(StepPlan(step_id=-1), next(self.buckets.all_shapes())).block_until_ready()
 

@@ -49,6 +49,16 @@ def test_a_lost_step_disturbs_nobody(loaded, golden):
     assert parts.scheduler.pool.num_free_pages() == NUM_PAGES
 
 
+def test_fresh_state_does_not_wait_for_who_holds_the_old_one(loaded):
+    """A step that raises before it takes its state leaves it in the frames of the error."""
+    pipe, parts = open_pipe(loaded, **ONE_STEP)
+    held = jax.tree.leaves(parts.runner._state)
+    parts.runner.reset()
+    assert all(leaf.is_deleted() for leaf in held)
+    parts.runner.reset()
+    pipe.close()
+
+
 def test_only_the_request_at_fault_ends_with_its_error(loaded, golden):
     prompts, tokens = golden
     pipe, parts = open_pipe(loaded, **ONE_STEP)
