@@ -48,7 +48,7 @@ def rope_write(
     Raises:
         ValueError: names the argument that does not fit.
     """
-    _check(pages, qkv, page_ids, page_offsets, cos, sin, bias)
+    _check(pages, qkv, page_ids, page_offsets, cos, sin, bias, norm)
     if debug:
         check_page_ids("page_ids", page_ids, pages)
     dtype = jnp.dtype(dtype or qkv.dtype)
@@ -61,7 +61,7 @@ def rope_write(
 
 def _check(
     pages: KVPages, qkv: jax.Array, page_ids: jax.Array, page_offsets: jax.Array, cos: jax.Array, sin: jax.Array,
-    bias: jax.Array | None,
+    bias: jax.Array | None, norm: HeadNorm | None,
 ) -> None:  # fmt: skip
     """Raises ValueError that names the argument which does not fit."""
     unit, num_rows = pages.num_kv_heads * pages.head_dim, page_ids.shape[0]
@@ -73,5 +73,10 @@ def _check(
         if array.ndim != 2 or array.shape[0] != num_rows or 2 * array.shape[1] > pages.head_dim:
             accepted = f"[{num_rows}, at most {pages.head_dim // 2}]"
             raise ValueError(f"{name}: shape {array.shape}, accepted: {accepted}")
+    if sin.shape != cos.shape:
+        raise ValueError(f"sin: shape {sin.shape}, accepted: {cos.shape}, that of cos")
+    for name, weight in () if norm is None else (("norm.q", norm.q), ("norm.k", norm.k)):
+        if weight.ndim != 2 or weight.shape[1] != pages.head_dim:
+            raise ValueError(f"{name}: shape {weight.shape}, accepted: [L, {pages.head_dim}]")
     if bias is not None and bias.shape[1:] != qkv.shape[2:]:
         raise ValueError(f"bias: shape {bias.shape}, accepted: [L, {qkv.shape[2]}]")

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.rope_write import rope_write
+from pallas_kernels.rope_write import HeadNorm, rope_write
 from tests.kernels.attention.cases import quick
 from tests.kernels.kv_cache.compare import assert_same_writes
 from tests.kernels.rope_write.cases import CASES, Case, pages_and_q
@@ -43,11 +43,14 @@ def test_bad_arguments_are_named():
         ((pages, qkv, layer, ids, offsets[:-1], cos, sin), "page_offsets"),
         ((pages, qkv, layer, ids, offsets, cos[:-1], sin), "cos"),
         ((pages, qkv, layer, ids, offsets, cos, jnp.tile(sin, 2)), "sin"),
+        ((pages, qkv, layer, ids, offsets, cos, sin[:, 1:]), "sin"),
     ):
         with pytest.raises(ValueError, match=f"^{name}: shape"):
             rope_write(*bad, **options)
     with pytest.raises(ValueError, match=r"^bias: shape"):
         rope_write(*args, bias=options["bias"][:, 1:])
+    with pytest.raises(ValueError, match=r"^norm\.k: shape \(2, 32\)"):
+        rope_write(*args, norm=HeadNorm(jnp.ones((2, 64)), jnp.ones((2, 32)), 1e-5))
     with pytest.raises(ValueError, match="page_ids"):
         rope_write(pages, qkv, layer, ids + 9, offsets, cos, sin, debug=True)
 
