@@ -1,0 +1,52 @@
+"""What users set: fields out of range and contradictions are named."""
+
+import pytest
+
+from turbojax.configs import EngineConfig, GenerationConfig
+from turbojax.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("config", "field", "value"),
+    [
+        (GenerationConfig, "temperature", -1),
+        (GenerationConfig, "temperature", float("nan")),
+        (GenerationConfig, "top_p", 0),
+        (GenerationConfig, "top_p", 1.5),
+        (GenerationConfig, "top_k", -1),
+        (GenerationConfig, "min_p", 2),
+        (GenerationConfig, "max_new_tokens", 0),
+        (GenerationConfig, "max_new_tokens", True),
+        (GenerationConfig, "min_new_tokens", 600),
+        (GenerationConfig, "random_seed", 2**32),
+        (GenerationConfig, "stop_words", "text"),
+        (GenerationConfig, "stop_words", [""]),
+        (GenerationConfig, "stop_token_ids", [-1]),
+        (GenerationConfig, "ignore_eos", 1),
+        (EngineConfig, "dtype", "int8"),
+        (EngineConfig, "session_len", 1),
+        (EngineConfig, "max_batch_size", 0),
+        (EngineConfig, "cache_max_entry_count", 1.5),
+        (EngineConfig, "cache_max_entry_count", 1),
+        (EngineConfig, "cache_block_seq_len", 48),
+        (EngineConfig, "quant_policy", 2),
+        (EngineConfig, "k_bits", 3),
+        (EngineConfig, "kv_policy", [(16,)]),
+        (EngineConfig, "max_prefill_token_num", 10),
+        (EngineConfig, "num_decode_steps", 65),
+        (EngineConfig, "compile_ahead", "yes"),
+    ],
+)
+def test_a_field_out_of_range_is_named(config, field, value):
+    with pytest.raises(ConfigError, match=rf"{config.__name__}\.{field} is .*accepted"):
+        config(**{field: value})
+
+
+def test_a_kv_policy_excludes_the_other_fields_and_covers_every_layer():
+    with pytest.raises(ConfigError, match="kv_policy"):
+        EngineConfig(kv_policy=[(8, 8)], quant_policy=8)
+    config = EngineConfig(kv_policy=[(8, 4)])
+    assert config.kv_bits(0) == (8, 4)
+    with pytest.raises(ConfigError, match="layer 1"):
+        config.kv_bits(1)
+    assert EngineConfig(quant_policy=4, k_bits=8).kv_bits(3) == (8, 4)
