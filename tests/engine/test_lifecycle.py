@@ -26,3 +26,11 @@ def test_sequences_that_outgrow_the_pool_take_turns():
     assert [r.generated_ids for r in requests] == [continuation(r.prompt_ids, 28) for r in requests]
     assert runner.num_joins > 4, "28 tokens fill the pool, so others must have given way"
     assert scheduler.metrics.num_preemptions == runner.num_joins - 4
+
+
+def test_a_request_that_never_came_can_be_cancelled():
+    """A caller may be interrupted between the requests of a list."""
+    scheduler, runner = make()
+    never, other = request(0, 4, 8), request(1, 4, 8)
+    drive(scheduler, runner, 1, {0: [lambda: scheduler.add(other), lambda: scheduler.cancel(never)]})
+    assert (never.finish_reason, other.finish_reason) == ("cancelled", "length")

@@ -66,7 +66,8 @@ class Scheduler:
     def cancel(self, request: Request, reason: str = "cancelled") -> None:
         """Ends a request where it stands; its slot and pages go when no step in flight names them."""
         if request.status is Status.WAITING:
-            self.waiting.remove(request)
+            if request in self.waiting:  # it is not where a caller was interrupted before it handed it over
+                self.waiting.remove(request)
             request.status, request.finish_reason = Status.FINISHED, reason
         elif request.status in (Status.RUNNING, Status.YIELDING):
             request.status, request.finish_reason = Status.RETIRING, reason
