@@ -10,11 +10,10 @@ import jax.numpy as jnp
 from pallas_kernels import backend
 from pallas_kernels.sampling.draw_kernel import draw_chunks
 from pallas_kernels.sampling.noise import LOG2_E
-from pallas_kernels.sampling.reference import reference_sample
+from pallas_kernels.sampling.reference import MIN_TEMPERATURE, reference_sample
 from pallas_kernels.sampling.settle_kernel import settle_rows
 from pallas_kernels.sampling.tiles import SampleConfig
 
-MIN_TEMPERATURE = 1e-30  # below, one over it might be infinite
 MAX_LOGITS_BYTES = 2**31  # kernels count bytes in int32
 
 

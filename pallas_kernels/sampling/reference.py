@@ -8,6 +8,8 @@ from jax import lax
 
 from pallas_kernels.sampling.noise import LOG2_E, gumbel
 
+MIN_TEMPERATURE = 1e-30  # below, logits over it might be infinite
+
 
 def mask_forbidden(logits: jax.Array, forbidden_ids: jax.Array) -> jax.Array:
     """-inf at `forbidden_ids` [M, S] of logits [M, V]; negative ids forbid nothing."""
@@ -85,7 +87,8 @@ def reference_sample(
     hot = temperature > 0
 
     def draw(logits: jax.Array) -> jax.Array:
-        kept = truncate(logits / jnp.where(hot, temperature, 1.0)[:, None], top_k, top_p, min_p)
+        scale = jnp.where(hot, jnp.maximum(temperature, MIN_TEMPERATURE), 1.0)
+        kept = truncate(logits / scale[:, None], top_k, top_p, min_p)
         index = jnp.arange(logits.shape[-1], dtype=jnp.int32)[None, :]
         noisy = kept * LOG2_E + gumbel(keys[:, :1], keys[:, 1:], index)
         return jnp.where(hot, jnp.argmax(noisy, axis=-1).astype(jnp.int32), greedy)

@@ -64,3 +64,9 @@ def test_draws_follow_the_softmax_at_the_temperature():
     counts = np.bincount(found, minlength=4)
     chi2 = ((counts - draws * p) ** 2 / (draws * p)).sum()
     assert chi2 < 21.1  # 3 degrees of freedom, p = 1e-4
+
+
+def test_a_tiny_temperature_is_greedy():
+    logits = jnp.asarray([[40.0, 50.0, 30.0]])
+    off = rows(1, 0, jnp.int32), rows(1, 1.0), rows(1, 0.0)
+    assert sample(logits, rows(1, 2e-38), *off, jnp.zeros((1, 2), jnp.uint32)).tokens == 1
