@@ -189,10 +189,9 @@ class Scheduler:
 
     def _launch(self, plan: StepPlan, decoding: list[Request]) -> None:
         """Moves lengths on, as if the step's tokens were in."""
-        num_steps = plan.num_decode_steps
         named = {request.slot: request for request in decoding}
         for request in decoding:
-            request.num_planned_tokens = min(request.num_planned_tokens + num_steps, request.max_len)
+            request.num_planned_tokens = min(request.num_planned_tokens + plan.num_decode_steps, request.max_len)
         by_slot = {r.slot: r for r in self.running} if plan.prefill_chunks else {}
         for chunk in plan.prefill_chunks:
             request = by_slot[chunk.slot]
@@ -265,8 +264,7 @@ class Scheduler:
 
     def named_in(self, plan: StepPlan) -> dict[int, Request]:
         """The requests of a step in flight that still run, by slot."""
-        named = self._in_flight[plan.step_id]
-        return {slot: r for slot, r in named.items() if r.status is not Status.RETIRING}
+        return {slot: r for slot, r in self._in_flight[plan.step_id].items() if r.status is not Status.RETIRING}
 
     def on_probation(self, request: Request) -> bool:
         return request in self._probation
