@@ -66,8 +66,9 @@ def affine_partial(
     if chosen == "reference":
         y = _dot(x.astype(jnp.float32), packed_values(w, layer), jnp.dtype(jnp.float32), lax.Precision.HIGHEST)
         return y.astype(out_dtype)[None]
-    choice = tuning.choose(x.shape[0], w.layout, w.N, w.words.shape[2])
-    return partial_by(choice, x, w, layer, out_dtype, interpret=chosen == "interpret")
+    interpret = chosen == "interpret"
+    choice = tuning.choose(x.shape[0], w.layout, w.N, w.words.shape[2], interpret=interpret)
+    return partial_by(choice, x, w, layer, out_dtype, interpret=interpret)
 
 
 def partial_by(

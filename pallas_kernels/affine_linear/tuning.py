@@ -268,9 +268,11 @@ def from_entry(entry: dict[str, Any]) -> Choice:
     return kind(**{name: entry[name] for name in kind.__dataclass_fields__ if name in entry})
 
 
-def choose(M: int, w: PackedLayout, N: int, N_padded: int) -> Choice:
-    """The measured choice for this shape and bucket if it fits, else the rule's."""
+def choose(M: int, w: PackedLayout, N: int, N_padded: int, *, interpret: bool = False) -> Choice:
+    """The measured choice for this shape and bucket if it fits, else the rule's; Triton's rule for the interpreter."""
     bucket = bucket_of(M, M_BUCKETS)
+    if interpret:
+        return triton_rule(bucket, w, N_padded)
     entry = table_of(__package__, backend.device_kind()).get(key_of(bucket, w, N))
     if entry is not None and fits(choice := from_entry(entry), w, N_padded):
         return choice

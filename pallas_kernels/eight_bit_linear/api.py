@@ -50,7 +50,8 @@ def eight_bit_linear(
     if chosen == "reference":
         return reference_linear(x, w, layer).astype(out_dtype)
     interpret = chosen == "interpret"
-    return linear_by(tuning.choose(x.shape[0], w), x, w, layer, out_dtype, interpret=interpret)
+    choice = tuning.choose(x.shape[0], w, interpret=interpret)
+    return linear_by(choice, x, w, layer, out_dtype, interpret=interpret)
 
 
 def linear_by(

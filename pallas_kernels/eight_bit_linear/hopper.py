@@ -24,9 +24,9 @@ BAND = 8  # tiles of outputs that follow each other on the same rows, which then
 SWIZZLE = 128  # bytes of a row of a tile in shared memory, as TMA and wgmma agree on it
 FEEDER_REGISTERS = 40
 ROW_ALIGNMENT = 8  # rows of x, since TMA copies tiles of 8 rows
-# From so many groups of K on, scales are read a step ahead: L1 cannot hold a tile's, and the wait for L2 shows (112
-# groups: 490 us -> 431 at 4096 rows; but 32 groups: 208 -> 234 at 1024 rows). Between the two nothing was measured.
-GROUPS_READ_AHEAD = 64
+# With more groups of K, scales are read a step ahead: L1 cannot hold a tile's, and the wait for L2 shows (112 groups:
+# 490 us -> 431 at 4096 rows; but 32 groups: 208 -> 234 at 1024 rows). Between the two nothing was measured.
+MAX_GROUPS_READ_LATE = 64
 STORE_M = 64  # rows of a piece of the result on its way through shared memory
 
 ROWS, COLUMNS = mosaic_gpu.Layout.WGMMA.reduce(1), mosaic_gpu.Layout.WGMMA.reduce(0)
@@ -119,7 +119,7 @@ def _sum_channels(x_scale_ref, scale_ref, layer, place: _Place, config: HopperCo
 def _sum_blocks(x_scale_ref, scale_ref, layer, place: _Place, config: HopperConfig, first_group, store):
     """(step, frame) of the pipeline where each step has scales of its own: they multiply the step's sums."""
     last_group = x_scale_ref.shape[0] - 1
-    reads_ahead = last_group >= GROUPS_READ_AHEAD
+    reads_ahead = last_group >= MAX_GROUPS_READ_LATE
 
     def scales_of(group):
         """Of the rows, and the one of the weights: a warpgroup's outputs lie in one block."""

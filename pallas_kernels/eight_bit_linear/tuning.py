@@ -16,7 +16,6 @@ from pallas_kernels.eight_bit_linear.types import BLOCK, EightBitWeights
 from pallas_kernels.linears import bucket_of, table_of
 
 M_BUCKETS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
-HOPPER = (9, 0)
 TARGET_PROGRAMS = 448  # of the Triton kernel at few rows; splits of K make up for few outputs
 
 # What the Hopper kernel's cost model counts with, in cycles of a multiprocessor at 1.75 GHz.
@@ -104,7 +103,7 @@ def fits(choice: Choice, w: EightBitWeights) -> bool:
     if isinstance(choice, HopperConfig):
         fits_blocks = not w.has_blocks or choice.tile_n <= BLOCK
         whole_tiles = w.K % (BLOCK * choice.splits) == 0 and w.N % choice.program_n == 0
-        return backend.compute_capability() == HOPPER and whole_tiles and fits_blocks
+        return backend.compute_capability() == backend.HOPPER and whole_tiles and fits_blocks
     limit = backend.shared_bytes()
     stage_bytes = choice.block_k * (choice.block_n + choice.block_m * (1 if multiplies(w) else 2))
     fits_blocks = not w.has_blocks or choice.block_k <= BLOCK
@@ -156,11 +155,14 @@ def candidates(bucket: int, w: EightBitWeights) -> list[Choice]:
 
 def rule(bucket: int, w: EightBitWeights) -> Choice:
     """The choice where nothing was measured."""
-    if not multiplies(w) and bucket > 64:
-        return Dequantise()
     # up to 16 rows Triton's narrow dots win by 5 %
     hopper = hopper_candidates(bucket, w) if bucket > 16 or wraps_offsets(w) else []
-    return (hopper or triton_candidates(bucket, w))[0]
+    return hopper[0] if hopper else triton_rule(bucket, w)
+
+
+def triton_rule(bucket: int, w: EightBitWeights) -> Choice:
+    """The choice without the Hopper kernel."""
+    return Dequantise() if not multiplies(w) and bucket > 64 else triton_candidates(bucket, w)[0]
 
 
 def key_of(bucket: int, w: EightBitWeights) -> str:
@@ -180,9 +182,11 @@ def from_entry(entry: dict[str, Any]) -> Choice:
     return kind(**{name: entry[name] for name in kind.__dataclass_fields__})
 
 
-def choose(M: int, w: EightBitWeights) -> Choice:
-    """The measured choice for this shape and bucket if it fits, else the rule's."""
+def choose(M: int, w: EightBitWeights, *, interpret: bool = False) -> Choice:
+    """The measured choice for this shape and bucket if it fits, else the rule's; Triton's rule for the interpreter."""
     bucket = bucket_of(M, M_BUCKETS)
+    if interpret:
+        return triton_rule(bucket, w)
     entry = table_of(__package__, backend.device_kind()).get(key_of(bucket, w))
     if entry is None or wraps_offsets(w) or not fits(choice := from_entry(entry), w):
         return rule(bucket, w)

@@ -64,11 +64,12 @@ def test_the_rule_fits_any_shape_and_lowers(gpu, kind):
 
 
 def test_scales_of_many_groups_lower():
-    """From 64 groups of K on, the Hopper kernel reads scales a step ahead."""
+    """With more than 64 groups of K the Hopper kernel reads scales a step ahead."""
     w = abstract_weights("e4m3 blocks", 9216, 256)
     with on_device("NVIDIA H100"):
         choice = tuning.rule(256, w)
         assert isinstance(choice, tuning.HopperConfig)
+        assert not isinstance(tuning.choose(256, w, interpret=True), tuning.HopperConfig), "it has no interpreter"
         x, layer = jax.ShapeDtypeStruct((200, 9216), jnp.bfloat16), jax.ShapeDtypeStruct((), jnp.int32)
         text = lowered(lambda x, w, i: linear_by(choice, x, w, i, x.dtype, interpret=False), x, w, layer)
     assert "mosaic_gpu" in text

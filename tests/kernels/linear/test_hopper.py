@@ -130,6 +130,13 @@ def test_a_choice_of_the_table_that_does_not_fit_makes_room_for_the_rule():
             assert isinstance(tuning.choose(16, w.layout, 6144, 6144), path)
 
 
+def test_the_interpreter_gets_what_it_can_run():
+    with on_device(GPU):
+        w = abstract_weights(4096, 4096, 4, 128, "symmetric").layout
+        assert isinstance(tuning.choose(64, w, 4096, 4096), HopperConfig)
+        assert isinstance(tuning.choose(64, w, 4096, 4096, interpret=True), tuning.Config)
+
+
 def test_estimates_are_near_the_measured_times():
     table = json.loads((resources.files("pallas_kernels.affine_linear") / "tables" / "nvidia_h200.json").read_text())
     ratios = []
