@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import functools
-import glob
 import json
 import os
 import statistics
@@ -48,7 +47,6 @@ from attention_problems import (
     write_args,
 )
 from jax import lax
-from jax.profiler import ProfileData
 
 from pallas_kernels.kv_cache import KVPages, bytes_per_token, write_kv
 from pallas_kernels.kv_cache.kernel import WriteConfig, kernel_write
@@ -56,6 +54,7 @@ from pallas_kernels.paged_attention import paged_decode_attention, paged_prefill
 from pallas_kernels.paged_attention.decode_kernel import DecodeConfig, decode_attention
 from pallas_kernels.paged_attention.prefill_kernel import PrefillConfig, prefill_attention
 from pallas_kernels.paged_attention.tiles import ScoreFunction
+from turbojax.bench.kernels import profiled_planes, stream_events
 
 READ_RATE, DOT_RATE = 4.3e12, 790e12
 
@@ -68,13 +67,9 @@ def kernel_times(compiled: Any, *args: Any, repeats: int = 3) -> dict[str, list[
             for _ in range(repeats):
                 out = compiled(*args)
             jax.block_until_ready(out)
-        (path,) = glob.glob(folder + "/**/*.xplane.pb", recursive=True)
         times: dict[str, list[float]] = {}
-        for plane in ProfileData.from_file(path).planes:
-            for line in plane.lines if "GPU" in plane.name else ():
-                if "Stream" in line.name:
-                    for event in line.events:
-                        times.setdefault(event.name, []).append(event.duration_ns / 1e3)
+        for event in stream_events(profiled_planes(folder)):
+            times.setdefault(event.name, []).append(event.duration_ns / 1e3)
     return times
 
 

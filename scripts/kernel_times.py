@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import itertools
 import statistics
 import sys
@@ -15,7 +14,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
-from jax.profiler import ProfileData
+
+from turbojax.bench.kernels import profiled_planes, stream_events
 
 REPEATS = 3
 MIN_CALLS, MAX_CALLS = 8, 48  # of a case in each repeat
@@ -91,10 +91,7 @@ class Compiled:
 
 def gpu_events(folder: str) -> list[tuple[float, float, str]]:
     """(start ns, duration ns, name) of what ran on the GPU's streams, in order."""
-    (path,) = glob.glob(folder + "/**/*.xplane.pb", recursive=True)
-    planes = [plane for plane in ProfileData.from_file(path).planes if "GPU" in plane.name]
-    lines = [line for plane in planes for line in plane.lines if "Stream" in line.name]
-    return sorted((event.start_ns, event.duration_ns, event.name) for line in lines for event in line.events)
+    return sorted((event.start_ns, event.duration_ns, event.name) for event in stream_events(profiled_planes(folder)))
 
 
 def _mark(ref, out_ref):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,20 +41,30 @@ def profile_kernels(run: Callable[[], object]) -> KernelTimes:
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
             run()
-        (path,) = glob.glob(folder + "/**/*.xplane.pb", recursive=True)
-        times = kernel_times(ProfileData.from_file(path).planes)
+        times = kernel_times(profiled_planes(folder))
     if not times.seconds:
         raise BenchError("the profiler saw no GPU kernels")
     return times
 
 
-def kernel_times(planes: Iterable[Any]) -> KernelTimes:
-    """Sums the events on the streams of all GPU planes of a profile; copies are among them."""
-    nanoseconds: Counter[str] = Counter()
-    counts: Counter[str] = Counter()
+def profiled_planes(folder: str) -> Iterable[Any]:
+    """The planes of the one profile that jax.profiler.trace wrote into a folder."""
+    (path,) = glob.glob(folder + "/**/*.xplane.pb", recursive=True)
+    return ProfileData.from_file(path).planes
+
+
+def stream_events(planes: Iterable[Any]) -> Iterator[Any]:
+    """What ran on the streams of all GPU planes of a profile; copies are among it."""
     for plane in planes:
         for line in plane.lines if "GPU" in plane.name else ():
-            for event in line.events if "Stream" in line.name else ():
-                nanoseconds[event.name] += event.duration_ns
-                counts[event.name] += 1
+            yield from line.events if "Stream" in line.name else ()
+
+
+def kernel_times(planes: Iterable[Any]) -> KernelTimes:
+    """Sums the stream events of a profile by name."""
+    nanoseconds: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
+    for event in stream_events(planes):
+        nanoseconds[event.name] += event.duration_ns
+        counts[event.name] += 1
     return KernelTimes({name: ns * 1e-9 for name, ns in nanoseconds.items()}, dict(counts))
