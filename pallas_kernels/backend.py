@@ -27,6 +27,7 @@ IMPLEMENTATIONS: tuple[Implementation, ...] = ("triton", "reference", "interpret
 MIN_CAPABILITY = (8, 0)  # bf16 dots and cp.async
 MIN_FP8_CAPABILITY = (8, 9)
 HOPPER = (9, 0)  # has kernels of its own, in Pallas-Mosaic
+HOPPER_MULTIPROCESSORS = 132  # of an H100 and an H200
 MIN_DOT = {"m": 16, "n": 8, "k_bits": 256}  # one mma.sync: 16 x 8 x 256 bits of either operand
 
 # The public ops that `choose` decides for, by the names that it counts them under.
@@ -61,6 +62,17 @@ _fallbacks: collections.Counter[tuple[str, str]] = collections.Counter()
 
 class FallbackWarning(UserWarning):
     """A GPU runs an op's reference instead of its kernel: right, and slow."""
+
+
+def approximate(instruction: str, x: jax.Array) -> jax.Array:
+    """Inside a Triton kernel: ex2 or lg2 of float32 as one instruction.
+
+    The compiler's own scale subnormal numbers around it, which takes five.
+    """
+    shape = [jax.ShapeDtypeStruct(x.shape, x.dtype)]
+    return inline_asm(
+        f"{instruction}.approx.ftz.f32 $0, $1;", args=[x], constraints="=f,f", pack=1, result_shape_dtypes=shape
+    )[0]
 
 
 def compiler_params(num_warps: int, num_stages: int) -> Any:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields
 from importlib import resources
 from typing import Any
 
@@ -61,3 +62,15 @@ def table_of(package: str, device_kind: str) -> dict[str, dict[str, Any]]:
     """A package's measured choices for a GPU, from `tables/<device>.json`; empty where none were committed."""
     file = resources.files(package) / "tables" / (device_kind.lower().replace(" ", "_") + ".json")
     return json.loads(file.read_text())["entries"] if file.is_file() else {}
+
+
+def to_entry(choice: Any, paths: Mapping[str, type]) -> dict[str, Any]:
+    """A choice as a table holds it: its fields, and the path that its type stands for in `paths`."""
+    path = next(name for name, kind in paths.items() if isinstance(choice, kind))
+    return {"path": path, **asdict(choice)}
+
+
+def from_entry(entry: Mapping[str, Any], paths: Mapping[str, type]) -> Any:
+    """The inverse of `to_entry`; other fields, times say, are for people."""
+    kind = paths[entry["path"]]
+    return kind(**{field.name: entry[field.name] for field in fields(kind)})

@@ -16,6 +16,7 @@ from kernel_times import Case, Maker
 from pallas_kernels import eight_bit_linear as eight_bit
 from pallas_kernels.affine_linear import PackedAffine, affine_linear, tuning
 from pallas_kernels.eight_bit_linear import tuning as eight_bit_tuning
+from pallas_kernels.linears import to_entry
 
 ROTATED_BYTES = 300e6  # five times an H200's L2
 SHAPES = ((4096, 4096), (4096, 6144), (4096, 28672), (14336, 4096), (8192, 8192), (8192, 57344))
@@ -104,7 +105,7 @@ def affine(K: int, N: int, group_size: int, bits: int, rows: Sequence[int]) -> L
     layer_bytes = K * N * bits / 8 + -(-w.K // w.group_size) * N * w.scale.dtype.itemsize
     return Linear(
         f"W{bits}A16", "affine_linear", K, N, rows, make, affine_linear, layer_bytes, 1,
-        lambda M: tuning.to_entry(tuning.choose(M, w.layout, w.N, w.words.shape[2])),
+        lambda M: to_entry(tuning.choose(M, w.layout, w.N, w.words.shape[2]), tuning.PATHS),
         {"bits": bits, "group_size": group_size},
     )  # fmt: skip
 
@@ -127,7 +128,7 @@ def eight_bit_linear(K: int, N: int, name: str, rows: Sequence[int]) -> Linear:
     w = jax.eval_shape(make)
     return Linear(
         name, "eight_bit_linear", K, N, rows, make, eight_bit.eight_bit_linear, K * N + 4 * w.scale.size / len(w.scale),
-        2, lambda M: eight_bit_tuning.to_entry(eight_bit_tuning.choose(M, w)), {"bits": 8},
+        2, lambda M: to_entry(eight_bit_tuning.choose(M, w), eight_bit_tuning.PATHS), {"bits": 8},
     )  # fmt: skip
 
 

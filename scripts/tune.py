@@ -26,6 +26,7 @@ from linear_problems import SHAPES, random_weights
 from pallas_kernels import backend
 from pallas_kernels.affine_linear import PackedAffine, tuning
 from pallas_kernels.affine_linear.api import linear_by
+from pallas_kernels.linears import to_entry
 
 MIN_CALLS = 8  # of each candidate, every one on another layer than the last
 Trial = tuple[int, tuning.Choice]  # bucket of rows, choice
@@ -92,7 +93,7 @@ def tune_shape(w: PackedAffine, buckets: list[int]) -> dict[str, dict[str, Any]]
         ranked = sorted((us, repr(choice), choice) for (b, choice), us in times.items() if b == bucket)
         us, _, choice = ranked[0]
         key = tuning.key_of(bucket, w.layout, w.N)
-        entries[key] = {**tuning.to_entry(choice), "time_us": round(us, 2)}
+        entries[key] = {**to_entry(choice, tuning.PATHS), "time_us": round(us, 2)}
         print(key, *(f"\n   {us:8.1f}  {name}" for us, name, _ in ranked[:4]), flush=True)
     return entries
 

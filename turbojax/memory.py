@@ -9,14 +9,13 @@ from pathlib import Path
 import jax
 
 from pallas_kernels.kv_cache import bytes_per_token
+from pallas_kernels.paged_attention.scratch import MAX_COPY_BYTES
 from turbojax.buckets import Buckets
 from turbojax.errors import OutOfMemoryError
 from turbojax.models.spec import LayerSpec, LinearSpec, ModelSpec
 
 # A CPU shares its memory with everything else: without an explicit number of pages the pool takes at most this.
 CPU_POOL_LIMIT_BYTES = 1 << 30
-# Prefill over quantised pages keeps a 16-bit copy of those in use, up to this much (`paged_attention.scratch`).
-PAGE_COPY_LIMIT_BYTES = 1 << 30
 # Keys of the shortest ranges that decode attention cuts large batches into, with a float32 result for each. Small
 # batches get shorter ones, but no more of them than a few thousand.
 RANGE_LEN = 2048
@@ -158,7 +157,7 @@ def estimate_workspace(spec: ModelSpec, buckets: Buckets, max_len: int) -> int:
     is_quantised = any(min(layer.k_bits, layer.v_bits) < 16 for layer in layers)
     key_bytes = max(4 * layer.num_kv_heads * layer.head_dim for layer in layers)
     scores = 5 * 4 * num_heads * REFERENCE_SCORES
-    copies = min(PAGE_COPY_LIMIT_BYTES, key_bytes * max_len * buckets.max_chunks) if is_quantised else 0
+    copies = min(MAX_COPY_BYTES, key_bytes * max_len * buckets.max_chunks) if is_quantised else 0
     return activations + one_weight + logits + partials + scores + copies
 
 

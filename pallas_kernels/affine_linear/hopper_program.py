@@ -14,7 +14,7 @@ from jax.experimental.pallas import mosaic_gpu
 
 from pallas_kernels import backend
 from pallas_kernels.affine_linear.hopper_unpack import STRIP
-from pallas_kernels.affine_linear.tuning import NUM_MULTIPROCESSORS, HopperConfig, hopper_shared_bytes
+from pallas_kernels.affine_linear.tuning import HopperConfig, hopper_shared_bytes
 from pallas_kernels.affine_linear.types import PackedLayout
 
 SWIZZLE = 128  # bytes of a row of a tile in shared memory, as TMA and wgmma agree on it
@@ -94,7 +94,7 @@ class Program:
 
 def num_programs(num_tiles: int, config: HopperConfig) -> int:
     """Resident programs; a cluster sums one tile only."""
-    return num_tiles if config.cluster_size > 1 else min(NUM_MULTIPROCESSORS, num_tiles)
+    return num_tiles if config.cluster_size > 1 else min(backend.HOPPER_MULTIPROCESSORS, num_tiles)
 
 
 def _tiled(columns: int, dtype: jnp.dtype) -> tuple[mosaic_gpu.TilingTransform, mosaic_gpu.SwizzleTransform]:

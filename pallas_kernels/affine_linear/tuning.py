@@ -5,20 +5,19 @@ A choice depends on the bucket of M, never on M itself, so a row's result is bit
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jax.experimental import pallas as pl
 
 from pallas_kernels import backend
 from pallas_kernels.affine_linear.types import PackedLayout
-from pallas_kernels.linears import bucket_of, table_of
+from pallas_kernels.linears import bucket_of, from_entry, table_of
 
 M_BUCKETS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 # Programs that the rule cuts the work into, for 132 multiprocessors of an H200: 3.4 each of 2 warps up to 16 rows, 2
 # each of 4 warps beyond. Fewer leave loads waiting; more cost sums of splits, and x read again from L2.
 TARGET_PROGRAMS_FEW_ROWS, TARGET_PROGRAMS = 448, 256
-NUM_MULTIPROCESSORS = 132  # of an H100 and an H200
 MAX_HOPPER_RULE_ROWS = 512  # beyond, dequantising was measured and the Hopper kernel was not
 
 
@@ -166,7 +165,7 @@ _SPLIT_US, _SPLIT_BYTES_PER_US = 1.1, 3.2e6  # sums of splits: what another kern
 def hopper_us(config: HopperConfig, step_us: float, bucket: int, w: PackedLayout, N_padded: int) -> float:
     """Estimated microseconds of the Hopper kernel: rounds of programs, each as many steps; within 10 % of measured."""
     tiles = pl.cdiv(bucket, config.tile_m) * N_padded // config.program_n * config.splits
-    steps = pl.cdiv(tiles, NUM_MULTIPROCESSORS) * w.num_tiles / config.splits
+    steps = pl.cdiv(tiles, backend.HOPPER_MULTIPROCESSORS) * w.num_tiles / config.splits
     split_bytes = 4 * config.num_partials * bucket * N_padded if config.num_partials > 1 else 0
     sums = (config.splits > 1) * _SPLIT_US + split_bytes / _SPLIT_BYTES_PER_US
     return steps * step_us + sums + (_LAUNCH_US if config.scale_weights else _FEW_ROWS_LAUNCH_US)
@@ -186,8 +185,8 @@ def hopper_candidates(bucket: int, w: PackedLayout, N_padded: int) -> list[Hoppe
         for splits in (1, 2, 4, 8) if scaled else (1,) if side_by_side else (1, 2):
             config = HopperConfig(tile_m, tile_n, warpgroups, side_by_side, splits, stages, scaled)
             tiles = pl.cdiv(bucket, tile_m) * N_padded // config.program_n * splits
-            fills = tiles <= NUM_MULTIPROCESSORS or splits == 1
-            if 2 * tiles >= NUM_MULTIPROCESSORS and fills and fits_hopper(config, w, N_padded):
+            fills = tiles <= backend.HOPPER_MULTIPROCESSORS or splits == 1
+            if 2 * tiles >= backend.HOPPER_MULTIPROCESSORS and fills and fits_hopper(config, w, N_padded):
                 found.append((hopper_us(config, step_us, bucket, w, N_padded), config))
     return [config for _, config in sorted(found, key=lambda pair: pair[0])]
 
@@ -256,24 +255,12 @@ def key_of(bucket: int, w: PackedLayout, N: int) -> str:
     return f"w{w.bits} g{w.group_size if w.num_groups > 1 else -1} M{bucket} K{w.K} N{N}"
 
 
-def to_entry(choice: Choice) -> dict[str, Any]:
-    """The choice as a table holds it."""
-    path = next(name for name, kind in PATHS.items() if isinstance(choice, kind))
-    return {"path": path, **asdict(choice)}
-
-
-def from_entry(entry: dict[str, Any]) -> Choice:
-    """The inverse of `to_entry`; other fields, times say, are for people."""
-    kind = PATHS[entry["path"]]
-    return kind(**{name: entry[name] for name in kind.__dataclass_fields__ if name in entry})
-
-
 def choose(M: int, w: PackedLayout, N: int, N_padded: int, *, interpret: bool = False) -> Choice:
     """The measured choice for this shape and bucket if it fits, else the rule's; Triton's rule for the interpreter."""
     bucket = bucket_of(M, M_BUCKETS)
     if interpret:
         return triton_rule(bucket, w, N_padded)
     entry = table_of(__package__, backend.device_kind()).get(key_of(bucket, w, N))
-    if entry is not None and fits(choice := from_entry(entry), w, N_padded):
+    if entry is not None and fits(choice := from_entry(entry, PATHS), w, N_padded):
         return choice
     return rule(bucket, w, N_padded)

@@ -16,7 +16,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu
 
-from pallas_kernels.eight_bit_linear.tuning import NUM_MULTIPROCESSORS, HopperConfig
+from pallas_kernels import backend
+from pallas_kernels.eight_bit_linear.tuning import HopperConfig
 from pallas_kernels.eight_bit_linear.types import BLOCK, EightBitWeights
 from pallas_kernels.linears import sum_partial
 
@@ -215,7 +216,7 @@ def hopper_linear(
     out = mosaic_gpu.kernel(
         functools.partial(_linear_kernel, has_blocks=w.has_blocks, config=config),
         out_type=jax.ShapeDtypeStruct((config.splits, M, w.N), out_dtype if config.splits == 1 else jnp.float32),
-        grid=(NUM_MULTIPROCESSORS,),  # with fewer, some programs start when others end
+        grid=(backend.HOPPER_MULTIPROCESSORS,),  # with fewer, some programs start when others end
         grid_names=("program",),
         num_threads=3,
         thread_name="warpgroup",

@@ -5,21 +5,19 @@ A choice depends on the bucket of M, never on M itself, so a row's result is bit
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from pallas_kernels import backend
 from pallas_kernels.eight_bit_linear.types import BLOCK, EightBitWeights
-from pallas_kernels.linears import bucket_of, table_of
+from pallas_kernels.linears import bucket_of, from_entry, table_of
 
 M_BUCKETS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 TARGET_PROGRAMS = 448  # of the Triton kernel at few rows; splits of K make up for few outputs
 
 # What the Hopper kernel's cost model counts with, in cycles of a multiprocessor at 1.75 GHz.
-NUM_MULTIPROCESSORS = 132
 MULTIPLIES_PER_CYCLE = 4096
 COPIED_BYTES_PER_CYCLE = 62  # L2 to shared memory: 256 rows of 14336 x 4096 took 25 us with tiles of 64 x 128
 SUMMED_BYTES_PER_CYCLE = 2450  # of all multiprocessors: 4.3 TB/s
@@ -118,7 +116,7 @@ def hopper_cycles(config: HopperConfig, bucket: int, w: EightBitWeights) -> floa
     tile = TILE_CYCLES + w.K / BLOCK / config.splits * max(multiply, copy)
     split_bytes = 8 * config.splits * bucket * w.N  # float32, written and read
     sum_splits = LAUNCH_CYCLES + split_bytes / SUMMED_BYTES_PER_CYCLE if config.splits > 1 else 0
-    return pl.cdiv(tiles, NUM_MULTIPROCESSORS) * tile + sum_splits
+    return pl.cdiv(tiles, backend.HOPPER_MULTIPROCESSORS) * tile + sum_splits
 
 
 def hopper_candidates(bucket: int, w: EightBitWeights) -> list[HopperConfig]:
@@ -170,24 +168,12 @@ def key_of(bucket: int, w: EightBitWeights) -> str:
     return f"{w.codes.dtype}{' blocks' if w.has_blocks else ''} M{bucket} K{w.K} N{w.N}"
 
 
-def to_entry(choice: Choice) -> dict[str, Any]:
-    """The choice as a table holds it."""
-    path = next(name for name, kind in PATHS.items() if isinstance(choice, kind))
-    return {"path": path, **asdict(choice)}
-
-
-def from_entry(entry: dict[str, Any]) -> Choice:
-    """The inverse of `to_entry`; other fields, times say, are for people."""
-    kind = PATHS[entry["path"]]
-    return kind(**{name: entry[name] for name in kind.__dataclass_fields__})
-
-
 def choose(M: int, w: EightBitWeights, *, interpret: bool = False) -> Choice:
     """The measured choice for this shape and bucket if it fits, else the rule's; Triton's rule for the interpreter."""
     bucket = bucket_of(M, M_BUCKETS)
     if interpret:
         return triton_rule(bucket, w)
     entry = table_of(__package__, backend.device_kind()).get(key_of(bucket, w))
-    if entry is None or wraps_offsets(w) or not fits(choice := from_entry(entry), w):
+    if entry is None or wraps_offsets(w) or not fits(choice := from_entry(entry, PATHS), w):
         return rule(bucket, w)
     return choice

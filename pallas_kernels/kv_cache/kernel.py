@@ -12,7 +12,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from pallas_kernels import backend
-from pallas_kernels.kv_cache.pages import KVPages
+from pallas_kernels.kv_cache.pages import KVPages, Planes
 from pallas_kernels.kv_cache.quantise import FLOAT16_MAX
 
 
@@ -25,20 +25,10 @@ class WriteConfig:
 
 
 @dataclass(frozen=True)
-class Side:
+class Side(Planes):
     """K or V of some rows of one kv head: planes of head dims, padded to powers of two."""
 
     name: str
-    bits: int
-    head_dim: int
-
-    @property
-    def planes(self) -> int:
-        return 1 if self.bits == 16 else 16 // self.bits
-
-    @property
-    def width(self) -> int:
-        return self.head_dim // self.planes
 
     @property
     def padded(self) -> int:
@@ -117,7 +107,7 @@ def _kernel(*args: Any, names: tuple[str, ...], config: WriteConfig, num_rows: i
 
 def sides_of(pages: KVPages) -> tuple[Side, Side]:
     """How K and V are stored."""
-    return Side("k", pages.k_bits, pages.head_dim), Side("v", pages.v_bits, pages.head_dim)
+    return Side(pages.k_bits, pages.head_dim, "k"), Side(pages.v_bits, pages.head_dim, "v")
 
 
 def pools_of(pages: KVPages) -> dict[str, jax.Array]:

@@ -49,6 +49,23 @@ class KVPages:
         return self.k.shape[2]
 
 
+@dataclass(frozen=True)
+class Planes:
+    """How K or V lies in a page: the head dims that share words, W apart; see `KVPages`."""
+
+    bits: int
+    head_dim: int
+
+    @property
+    def planes(self) -> int:
+        return 1 if self.bits == 16 else 16 // self.bits
+
+    @property
+    def width(self) -> int:
+        """Head dims of a plane."""
+        return self.head_dim // self.planes
+
+
 def check_bits(name: str, bits: int, head_dim: int) -> None:
     """Raises ValueError if heads of this width cannot be packed at this precision."""
     if bits not in BITS:

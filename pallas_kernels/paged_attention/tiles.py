@@ -12,7 +12,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from pallas_kernels import backend
-from pallas_kernels.kv_cache.pages import KVPages
+from pallas_kernels.kv_cache.pages import KVPages, Planes
 from pallas_kernels.paged_attention.unpack import dequantise_plane
 
 LOG2_E = 1.4426950408889634
@@ -92,21 +92,10 @@ class ScoreFunction(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Side:
+class Side(Planes):
     """K or V as a kernel sees it: planes of head dims, read a page at a time."""
 
-    bits: int
-    head_dim: int
     page_len: int
-
-    @property
-    def planes(self) -> int:
-        return 1 if self.bits == 16 else 16 // self.bits
-
-    @property
-    def width(self) -> int:
-        """Head dims of a plane."""
-        return self.head_dim // self.planes
 
     @property
     def padded(self) -> int:
@@ -191,13 +180,8 @@ def dot(a: jax.Array, b: jax.Array, contract: tuple[int, int], acc: jax.Array) -
 
 
 def exp2(x: jax.Array, interpret: bool) -> jax.Array:
-    """2**x of float32, in one instruction: the compiler's own takes five, for results that are subnormal."""
-    if interpret:
-        return jnp.exp2(x)
-    shape = [jax.ShapeDtypeStruct(x.shape, x.dtype)]
-    return backend.inline_asm(
-        "ex2.approx.ftz.f32 $0, $1;", args=[x], constraints="=f,f", pack=1, result_shape_dtypes=shape
-    )[0]
+    """2**x of float32."""
+    return jnp.exp2(x) if interpret else backend.approximate("ex2", x)
 
 
 def call_kernel(

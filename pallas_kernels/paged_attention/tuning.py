@@ -18,7 +18,6 @@ from pallas_kernels.paged_attention.prefill_kernel import PrefillConfig
 
 TABLE = Path(__file__).with_name("tuned.json")
 MAX_GROUP = 64
-NUM_SMS = 132  # where the device does not say: lowering without a GPU
 PROGRAMS_PER_SM = 4
 # Below these a merge costs more than a range saves: one sequence of 1k took 7.2 us in ranges of 128 and 7.3 of 64,
 # 16 of them 15.4 in ranges of 256 and more than 18.5 of 128.
@@ -49,9 +48,9 @@ def _tuned() -> dict[str, Any]:
 
 
 def _num_sms() -> int:
-    """Multiprocessors of the GPU that ops are traced for."""
+    """Multiprocessors of the GPU that ops are traced for; a Hopper's where the device does not say (no GPU)."""
     found = getattr(jax.devices()[0], "core_count", None) if backend.on_gpu() else None
-    return found or NUM_SMS
+    return found or backend.HOPPER_MULTIPROCESSORS
 
 
 def decode_config(q: jax.Array, pages: KVPages, table_len: int) -> DecodeConfig:

@@ -83,19 +83,11 @@ class Row:
 
     def noisy(self, x: jax.Array, index: jax.Array) -> jax.Array:
         """x with its noise: the largest is the draw."""
-        log2 = jnp.log2 if self.interpret else lambda x: _approximate("lg2", x)
+        log2 = jnp.log2 if self.interpret else lambda x: backend.approximate("lg2", x)
         return x + gumbel(self.of("keys", 0), self.of("keys", 1), index, log2)
 
     def exp2(self, x: jax.Array) -> jax.Array:
-        return jnp.exp2(x) if self.interpret else _approximate("ex2", x)
-
-
-def _approximate(name: str, x: jax.Array) -> jax.Array:
-    """The instruction alone, without the scaling of denormals that the compiler puts around it."""
-    shape = [jax.ShapeDtypeStruct(x.shape, x.dtype)]
-    return backend.inline_asm(
-        f"{name}.approx.ftz.f32 $0, $1;", args=[x], constraints="=f,f", pack=1, result_shape_dtypes=shape
-    )[0]
+        return jnp.exp2(x) if self.interpret else backend.approximate("ex2", x)
 
 
 def whole(reduce: Callable[..., jax.Array], x: jax.Array) -> jax.Array:

@@ -66,7 +66,7 @@ def test_a_dequantised_copy_of_the_pages_gives_the_same(case, monkeypatch):
     assert relative_error(found, wanted) < 1e-3  # float16 keys and values
     assert scratch.pays(pages, tables)
     assert not scratch.pays(copied, tables)
-    monkeypatch.setattr(scratch, "MAX_BYTES", 1 << 10)
+    monkeypatch.setattr(scratch, "MAX_COPY_BYTES", 1 << 10)
     assert not scratch.pays(pages, tables)
 
 

@@ -10,6 +10,7 @@ import pytest
 from pallas_kernels import backend
 from pallas_kernels.eight_bit_linear import EightBitWeights, eight_bit_linear, tuning
 from pallas_kernels.eight_bit_linear.api import linear_by
+from pallas_kernels.linears import from_entry, to_entry
 
 KINDS = ["NVIDIA A100", "NVIDIA GeForce RTX 4090", "NVIDIA H100", "NVIDIA B200"]
 FORMATS = ["int8", "e4m3", "e4m3 blocks"]
@@ -110,5 +111,5 @@ def test_committed_tables_hold_choices_that_fit():
         with on_device(table["device"]):
             assert backend.device_kind() == table["device"]
             for key, entry in table["entries"].items():
-                choice = tuning.from_entry(entry)
-                assert {**entry, **tuning.to_entry(choice)} == entry, key
+                choice = from_entry(entry, tuning.PATHS)
+                assert {**entry, **to_entry(choice, tuning.PATHS)} == entry, key

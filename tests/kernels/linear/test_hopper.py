@@ -15,6 +15,7 @@ from pallas_kernels.affine_linear import affine_linear, pack, tuning
 from pallas_kernels.affine_linear.api import linear_by, partial_by
 from pallas_kernels.affine_linear.reference import reference_linear
 from pallas_kernels.affine_linear.tuning import HopperConfig
+from pallas_kernels.linears import from_entry
 from tests.kernels.linear.test_kernel import TOLERANCE, poisoned_memory, relative_error
 from tests.kernels.linear.test_lowering import abstract_weights, lowered, on_device
 from tests.kernels.linear.test_packing import random_weights
@@ -116,8 +117,8 @@ def test_models_take_the_kernel_from_16_to_512_rows(model):
                 choice = tuning.rule(bucket, w.layout, N)
                 assert isinstance(choice, HopperConfig), (K, N, bucket)
                 programs = -(-bucket // choice.tile_m) * N // choice.program_n * choice.splits
-                rounds = -(-programs // tuning.NUM_MULTIPROCESSORS)
-                assert programs / rounds / tuning.NUM_MULTIPROCESSORS > 0.5, (K, N, bucket, choice)
+                rounds = -(-programs // backend.HOPPER_MULTIPROCESSORS)
+                assert programs / rounds / backend.HOPPER_MULTIPROCESSORS > 0.5, (K, N, bucket, choice)
             assert not isinstance(tuning.choose(7, w.layout, N, N), HopperConfig)  # TMA copies 8 rows
             assert not isinstance(tuning.rule(1024, w.layout, N), HopperConfig)
 
@@ -142,7 +143,7 @@ def test_estimates_are_near_the_measured_times():
     ratios = []
     for key, entry in table["entries"].items():
         M, K, N = map(int, re.findall(r"[MKN](\d+)", key))
-        choice, w = tuning.from_entry(entry), abstract_weights(K, N, 4, 128, "symmetric").layout
+        choice, w = from_entry(entry, tuning.PATHS), abstract_weights(K, N, 4, 128, "symmetric").layout
         for estimated in tuning.HOPPER_CHOICES[min(most for most in tuning.HOPPER_CHOICES if most >= M)]:
             *cut, step_us = estimated
             if isinstance(choice, HopperConfig) and cut[1:4] == [choice.tile_n, choice.warpgroups, choice.side_by_side]:

@@ -13,6 +13,7 @@ from pallas_kernels.affine_linear import PackedAffine, affine_linear, tuning
 from pallas_kernels.affine_linear.dequantise import dequantise_layer
 from pallas_kernels.affine_linear.kernel import fused_linear
 from pallas_kernels.affine_linear.unpack import assembly
+from pallas_kernels.linears import from_entry, to_entry
 
 KINDS = ["NVIDIA A100", "NVIDIA GeForce RTX 4090", "NVIDIA H100", "NVIDIA B200"]
 
@@ -81,8 +82,8 @@ def test_committed_tables_hold_choices_that_fit():
         table = json.loads(file.read_text())
         with on_device(table["device"]):
             for key, entry in table["entries"].items():
-                choice = tuning.from_entry(entry)
-                assert {**entry, **tuning.to_entry(choice)} == entry, key
+                choice = from_entry(entry, tuning.PATHS)
+                assert {**entry, **to_entry(choice, tuning.PATHS)} == entry, key
                 bits, g, _, K, N = map(int, re.findall(r"-?\d+", key))
                 w = abstract_weights(K, N, bits, g, "symmetric")
                 assert tuning.fits(choice, w.layout, w.words.shape[2]), key
