@@ -69,7 +69,7 @@ def test_requests_that_can_never_run_are_refused_with_the_numbers():
     with pytest.raises(PromptTooLongError, match=r"16 prompt tokens.* exceed 16 .*session_len 60, KV pool 16 tokens"):
         scheduler.add(request(1, 16, 1))
     scheduler.add(request(2, 15, 100))
-    assert scheduler.waiting[0].max_len == 16
+    assert scheduler.waiting.first().max_len == 16
 
 
 def test_a_lost_step_ends_what_it_held_and_frees_everything():

@@ -44,6 +44,7 @@ class Request:
         stop_token_ids: the first of these ends it.
         max_len: it ends once prompt and generated tokens together count this many.
         min_len: no stop token before it is this long.
+        priority: lower ones are admitted first; see `WaitingQueue`.
         sink: receives its progress, in the engine's thread; returns True to end the request there (a stop word).
         generated_ids: tokens so far, those of committed steps.
         slot, page_ids: what it holds while it has a slot.
@@ -51,6 +52,7 @@ class Request:
         num_planned_tokens: its length once the steps in flight have all given their tokens.
         num_steps_in_flight: steps that name its slot and are not committed.
         is_dirty: its pages hold numbers that are not finite.
+        served_at: when its priority had been served last as it took its slot, in admissions.
     """
 
     request_id: int
@@ -59,6 +61,7 @@ class Request:
     stop_token_ids: tuple[int, ...]
     max_len: int
     min_len: int = 0
+    priority: int = 0
     sink: Sink = lambda progress: False
     generated_ids: list[int] = field(default_factory=list)
     status: Status = Status.WAITING
@@ -68,6 +71,7 @@ class Request:
     num_planned_tokens: int = 0
     num_steps_in_flight: int = 0
     is_dirty: bool = False
+    served_at: int = 0
     finish_reason: str | None = None
 
     @property

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable
 from itertools import takewhile
 
 from turbojax.engine.block_pool import BlockPool
 from turbojax.engine.metrics import EngineMetrics
 from turbojax.engine.request import Request, Status
+from turbojax.engine.waiting import WaitingQueue
 
 
 class Roster:
@@ -16,7 +16,7 @@ class Roster:
 
     def __init__(self, num_slots: int, pool: BlockPool, metrics: EngineMetrics) -> None:
         self.pool, self.num_slots, self.metrics = pool, num_slots, metrics
-        self.waiting: deque[Request] = deque()
+        self.waiting = WaitingQueue()
         self.running: list[Request] = []
         self._free_slots = list(range(num_slots - 1, -1, -1))
         self._dirty_pages: list[int] = []
@@ -29,7 +29,7 @@ class Roster:
         """Gives a waiting request a slot and pages, of which there must be enough."""
         page_ids = self.pool.allocate(num_pages)
         assert page_ids is not None
-        self.waiting.remove(request)
+        self.waiting.admit(request)
         request.status, request.page_ids, request.slot = Status.RUNNING, page_ids, self._free_slots.pop()
         request.num_prefilled_tokens, request.num_prefill_tokens = 0, request.num_tokens
         request.num_planned_tokens = request.num_tokens
@@ -77,11 +77,11 @@ class Roster:
             request.status = Status.FINISHED
         else:
             request.status = Status.WAITING
-            self.waiting.appendleft(request)
+            self.waiting.put_back(request)
 
     def vacate(self) -> None:
         """All state on the device is lost: everyone who holds a slot gives it up at once, to run or to end later."""
-        for request in reversed(list(self.running)):  # each goes to the head of the queue
+        for request in reversed(list(self.running)):  # each goes to the head of its priority
             request.num_steps_in_flight = 0
             if request.status is Status.RUNNING:
                 request.status = Status.YIELDING
@@ -101,5 +101,6 @@ class Roster:
         assert len(held) == self.pool.num_usable_pages - self.pool.num_free_pages(), "pages have no owner"
         slots = [r.slot for r in self.running]
         assert sorted(slots + self._free_slots) == list(range(self.num_slots)), "slots are lost or doubled"
+        self.waiting.check()
         for request in (*self.running, *self.waiting):
             request.check()

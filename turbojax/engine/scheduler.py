@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 class Scheduler:
-    """First come, first served. When pages run out, the newest running request gives way and is recomputed later."""
+    """First come, first served in a priority. When pages run out, the newest running request is recomputed later."""
 
     def __init__(self, config: SchedulerConfig, pool: BlockPool, metrics: EngineMetrics | None = None) -> None:
         self.config, self.pool = config, pool
@@ -185,7 +185,7 @@ class Scheduler:
         """Who may be admitted now: the first in the queue, or the suspect alone."""
         if suspect is not None:
             return suspect if suspect.status is Status.WAITING else None
-        return self.waiting[0] if self.waiting else None
+        return self.waiting.first()
 
     def _launch(self, plan: StepPlan, decoding: list[Request]) -> None:
         """Moves lengths on, as if the step's tokens were in."""
