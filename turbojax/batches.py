@@ -9,11 +9,12 @@ import numpy as np
 
 from turbojax.buckets import StepShape
 from turbojax.core import steps
-from turbojax.core.state import NO_TOKEN, EngineState, Joins, Sampler
-from turbojax.engine.plan import SlotJoin, StepPlan
+from turbojax.core.state import NO_TOKEN, Copies, EngineState, Joins, Sampler
+from turbojax.engine.plan import PageCopy, SlotJoin, StepPlan
 
 JOINS_PER_CALL = 8
 DIRTY_PAGES_PER_CALL = 32
+COPIES_PER_CALL = 8
 
 
 def padded(values: Sequence[int] | np.ndarray, size: int, fill: int) -> np.ndarray:
@@ -101,3 +102,8 @@ class Batches:
     def dirty_pages(self, page_ids: Sequence[int]) -> np.ndarray:
         """At most DIRTY_PAGES_PER_CALL of them."""
         return padded(page_ids, DIRTY_PAGES_PER_CALL, 0)
+
+    def copies(self, copies: Sequence[PageCopy]) -> Copies:
+        """At most COPIES_PER_CALL of them."""
+        columns = ([c.source_id for c in copies], [c.target_id for c in copies], [c.num_tokens for c in copies])
+        return Copies(*(padded(column, COPIES_PER_CALL, 0) for column in columns))

@@ -43,7 +43,7 @@ class StepShape:
 
 # Programs of an engine, with those that only move slots and pages (`NUM_OTHER_PROGRAMS`).
 MAX_PROGRAMS = 40
-NUM_OTHER_PROGRAMS = 2
+NUM_OTHER_PROGRAMS = 3
 # Chunks of a step; each costs a row of logits and a block table whether it is used or not.
 MAX_CHUNKS = 8
 # A decode step of more slots takes longer than the host needs for the next one: several steps a call gain nothing.

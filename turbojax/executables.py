@@ -14,19 +14,19 @@ from pallas_kernels import backend
 from turbojax.batches import Batches
 from turbojax.buckets import Buckets, StepShape
 from turbojax.core import steps
-from turbojax.core.state import EngineState, join, zero_pages
+from turbojax.core.state import EngineState, copy_pages, join, zero_pages
 from turbojax.core.weights import Weights
 from turbojax.engine.metrics import EngineMetrics
 from turbojax.engine.plan import StepPlan
 from turbojax.program_cache import ProgramCache
 
-JOIN, ZERO_PAGES = "join", "zero_pages"  # buckets.NUM_OTHER_PROGRAMS
+JOIN, ZERO_PAGES, COPY_PAGES = "join", "zero_pages", "copy_pages"  # buckets.NUM_OTHER_PROGRAMS
 # XLA compiles a program on one thread for most of its time; more threads than this only compete for memory.
 MAX_COMPILE_THREADS = 16
 
 
 class Executables:
-    """Programs by what they run: `step(shape)`, `join`, `zero_pages`. All take and donate the engine's state.
+    """Programs by what they run: `step(shape)`, `join`, `zero_pages`, `copy_pages`. All donate the engine's state.
 
     They are compiled from shapes alone, so the state need not exist yet: what a program needs beside it is known
     before the pool takes the rest of the memory. A compiled program is called as fast as a jitted function.
@@ -42,6 +42,7 @@ class Executables:
         self.is_complete = False
         donated = functools.partial(jax.jit, donate_argnames="state")
         self._join, self._zero = donated(self._counted(join)), donated(self._counted(zero_pages))
+        self._copy = donated(self._counted(copy_pages))
         self._decode = donated(self._counted(steps.decode), static_argnames=("num_steps", "table_len"))
         self._mixed = donated(self._counted(steps.mixed))
 
@@ -71,10 +72,15 @@ class Executables:
         """(state, page ids) -> state."""
         return self._program(ZERO_PAGES)
 
+    @property
+    def copy_pages(self) -> Any:
+        """(state, copies) -> state."""
+        return self._program(COPY_PAGES)
+
     def keys(self) -> list[Hashable]:
         """Every program that there can be; the largest step first, since it takes longest to compile."""
         shapes = sorted(self.buckets.all_shapes(), key=lambda s: (s.num_prefill_tokens, s.num_decode_slots))
-        return [*reversed(shapes), JOIN, ZERO_PAGES]
+        return [*reversed(shapes), JOIN, ZERO_PAGES, COPY_PAGES]
 
     def _program(self, key: Hashable) -> Any:
         program = self._programs.get(key)
@@ -90,6 +96,8 @@ class Executables:
             return self._join, (self._state, self.batches.joins(())), {}, self._state
         if key == ZERO_PAGES:
             return self._zero, (self._state, self.batches.dirty_pages(())), {}, self._state
+        if key == COPY_PAGES:
+            return self._copy, (self._state, self.batches.copies(())), {}, self._state
         assert isinstance(key, StepShape)
         nothing = StepPlan(step_id=-1)
         decode, prefill = self.batches.decode(nothing, key), self.batches.prefill(nothing, key)

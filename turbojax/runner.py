@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from turbojax.batches import DIRTY_PAGES_PER_CALL, JOINS_PER_CALL
+from turbojax.batches import COPIES_PER_CALL, DIRTY_PAGES_PER_CALL, JOINS_PER_CALL
 from turbojax.buckets import Buckets, StepShape
 from turbojax.core.state import NOT_FINITE, EngineState
 from turbojax.core.weights import Weights
@@ -61,6 +61,9 @@ class JaxRunner:
         for first in range(0, len(plan.dirty_pages), DIRTY_PAGES_PER_CALL):
             page_ids = plan.dirty_pages[first : first + DIRTY_PAGES_PER_CALL]
             self._state = self._executables.zero_pages(self._state, self._batches.dirty_pages(page_ids))
+        for first in range(0, len(plan.page_copies), COPIES_PER_CALL):
+            copies = self._batches.copies(plan.page_copies[first : first + COPIES_PER_CALL])
+            self._state = self._executables.copy_pages(self._state, copies)
         for first in range(0, len(plan.joins), JOINS_PER_CALL):
             joins = self._batches.joins(plan.joins[first : first + JOINS_PER_CALL])
             self._state = self._executables.join(self._state, joins)
@@ -99,6 +102,7 @@ class JaxRunner:
             self._run(StepPlan(step_id=-1), shape)
         self._state = self._executables.join(self._state, self._batches.joins(()))
         self._state = self._executables.zero_pages(self._state, self._batches.dirty_pages(()))
+        self._state = self._executables.copy_pages(self._state, self._batches.copies(()))
         jax.block_until_ready(self._state)
 
     # -- steps --------------------------------------------------------------------------------------------

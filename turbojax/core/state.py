@@ -198,3 +198,43 @@ def zero_pages(state: EngineState, page_ids: jax.Array) -> EngineState:
         return lax.fori_loop(0, page_ids.shape[0], body, leaf)
 
     return replace(state, pool=jax.tree.map(zeroed, state.pool))
+
+
+@struct.dataclass
+class Copies:
+    """The first `num_tokens` of page `source` become those of page `target`, int32 [A] each; padding names the sink."""
+
+    source: jax.Array
+    target: jax.Array
+    num_tokens: jax.Array
+
+
+def copy_pages(state: EngineState, copies: Copies) -> EngineState:
+    """Copies the beginnings of pages in all layers, in place and one after the other; the rest of a target is zeros.
+
+    Whoever holds the source may still write behind what is copied, and what is not finite there must not come along.
+    """
+
+    def copied(leaf: jax.Array, token_axis: int) -> jax.Array:
+        def body(i: jax.Array, pages: jax.Array) -> jax.Array:
+            page = lax.dynamic_slice_in_dim(pages, copies.source[i], 1, 1)
+            is_copied = lax.broadcasted_iota(jnp.int32, page.shape, token_axis) < copies.num_tokens[i]
+            page = jnp.where(is_copied, page, jnp.zeros_like(page))
+            return lax.dynamic_update_slice_in_dim(pages, page, copies.target[i], 1)
+
+        return lax.fori_loop(0, copies.source.shape[0], body, leaf)
+
+    def of_params(leaf: jax.Array | None) -> jax.Array | None:
+        return None if leaf is None else copied(leaf, 4)
+
+    segments = tuple(
+        replace(
+            pages,
+            k=copied(pages.k, 3),
+            v=copied(pages.v, 3),
+            k_params=of_params(pages.k_params),
+            v_params=of_params(pages.v_params),
+        )
+        for pages in state.pool.segments
+    )
+    return replace(state, pool=KVPool(segments))

@@ -54,6 +54,15 @@ class PageGrant:
 
 
 @dataclass(frozen=True)
+class PageCopy:
+    """The first `num_tokens` of page `source_id` become those of page `target_id`, which is its sequence's own."""
+
+    source_id: int
+    target_id: int
+    num_tokens: int
+
+
+@dataclass(frozen=True)
 class PrefillChunk:
     """A run of known tokens of one sequence whose K and V the step computes.
 
@@ -72,7 +81,7 @@ class PrefillChunk:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """One step. Dirty pages are zeroed first, then come joins, then grants, then the device work.
+    """One step. Dirty pages are zeroed first, then come copies, joins, grants, and then the device work.
 
     `dirty_pages` held numbers that are not finite, which attention would spread: a hidden key has probability 0, and
     0 * NaN is NaN. `decode_slots` decode `num_decode_steps` tokens each (1 when there are prefill chunks too); pages
@@ -82,6 +91,7 @@ class StepPlan:
 
     step_id: int
     dirty_pages: tuple[int, ...] = ()
+    page_copies: tuple[PageCopy, ...] = ()
     joins: tuple[SlotJoin, ...] = ()
     page_grants: tuple[PageGrant, ...] = ()
     decode_slots: tuple[int, ...] = ()
