@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,6 +73,10 @@ class JaxRunner:
         tokens = self._run(plan, shape)
         tokens.copy_to_host_async()
         return StepHandle(plan, shape, tokens)
+
+    def pick(self, handle: StepHandle, masks: Mapping[int, np.ndarray]) -> None:
+        """Samples a step that waits for masks; there are none yet."""
+        raise NotImplementedError("no step waits for masks")
 
     def fetch(self, handle: StepHandle) -> StepResult:
         """Waits for the step's tokens."""

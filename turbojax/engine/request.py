@@ -105,6 +105,8 @@ class Request:
             max_len=self.max_len,
             min_len=self.min_len,
             admitted_len=len(self.prompt_ids),
+            prompt_ids=self.prompt_ids if self.sampling.counts_tokens else None,
+            output_ids=np.asarray(self.generated_ids, np.int32) if self.sampling.counts_tokens else None,
         )
 
     def check(self) -> None:
