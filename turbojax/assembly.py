@@ -98,7 +98,9 @@ def assemble_model(model: Model, config: EngineConfig) -> EngineParts:
         runner.warm_up()
     scheduler = Scheduler(limits, BlockPool(memory.num_pages, memory.page_len), metrics)
     if config.debug:
-        scheduler.explain = lambda request: describe_layer(model.weights, request.token_ids(0, request.num_tokens))
+        scheduler.endings.explain = lambda request: describe_layer(
+            model.weights, request.token_ids(0, request.num_tokens)
+        )
     return EngineParts(model, runner, scheduler, memory)
 
 

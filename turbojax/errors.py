@@ -47,6 +47,14 @@ class MissingTokenizerError(RequestError):
     """Text was given, but the checkpoint has no tokenizer: token ids are needed."""
 
 
+class RequestTimeoutError(RequestError):
+    """The time that a request was given is over; what it generated until then stands."""
+
+
+class QueueFullError(TurbojaxError):
+    """The engine holds as many requests as it may; the message has the numbers."""
+
+
 class EngineClosedError(TurbojaxError):
     """The engine was closed before the request ended."""
 

@@ -211,7 +211,7 @@ def test_failures_without_end_end_the_engine(monkeypatch):
 def test_logits_that_are_not_finite_fail_their_request_and_its_pages_are_zeroed():
     scheduler, runner = make(runner_type=FetchesFlags, num_slots=2, num_pages=40)
     runner.not_finite = {0: 9}
-    scheduler.explain = lambda r: f"first in layer {len(r.generated_ids)}"
+    scheduler.endings.explain = lambda r: f"first in layer {len(r.generated_ids)}"
     requests, heard = start(scheduler, (5, 20), (6, 20), (7, 5))
     plans = run(scheduler, runner)
     error = heard[requests[0]][-1].error

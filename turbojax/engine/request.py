@@ -26,7 +26,7 @@ class Status(enum.Enum):
 
 
 class Progress(NamedTuple):
-    """New tokens of a request; the last one carries a finish reason (`stop`, `length`, `error`, `cancelled`)."""
+    """New tokens of a request; the last one carries a finish reason (`stop`, `length`, `timeout`, `error`)."""
 
     token_ids: list[int]
     finish_reason: str | None = None
@@ -45,6 +45,7 @@ class Request:
         max_len: it ends once prompt and generated tokens together count this many.
         min_len: no stop token before it is this long.
         priority: lower ones are admitted first; see `WaitingQueue`.
+        deadline_s: by `time.monotonic`, when it ends with reason `timeout`; None is never.
         sink: receives its progress, in the engine's thread; returns True to end the request there (a stop word).
         generated_ids: tokens so far, those of committed steps.
         slot, page_ids: what it holds while it has a slot.
@@ -62,6 +63,7 @@ class Request:
     max_len: int
     min_len: int = 0
     priority: int = 0
+    deadline_s: float | None = None
     sink: Sink = lambda progress: False
     generated_ids: list[int] = field(default_factory=list)
     status: Status = Status.WAITING

@@ -12,20 +12,17 @@ A step that failed took the pool with it: `recover` turns every running request 
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from itertools import count
 
 from turbojax.engine.block_pool import BlockPool
+from turbojax.engine.endings import ALIVE, Endings
 from turbojax.engine.limits import SchedulerConfig, check_prompt
 from turbojax.engine.metrics import EngineMetrics
 from turbojax.engine.plan import PageGrant, PrefillChunk, SlotJoin, StepPlan, StepResult
 from turbojax.engine.probation import Probation
-from turbojax.engine.request import Progress, Request, Status
+from turbojax.engine.request import Request, Status
 from turbojax.engine.roster import Roster
-from turbojax.errors import NumericsError
-
-log = logging.getLogger(__name__)
 
 
 class Scheduler:
@@ -39,7 +36,7 @@ class Scheduler:
         self._step_ids = count()
         self._in_flight: dict[int, dict[int, Request]] = {}
         self._probation = Probation()
-        self.explain: Callable[[Request], str] | None = None  # says where a request's numbers stop being finite
+        self.endings = Endings(self._roster, self.metrics)
 
     # -- requests -----------------------------------------------------------------------------------------
 
@@ -62,15 +59,16 @@ class Scheduler:
         self.check(len(request.prompt_ids), f"request {request.request_id}")
         request.max_len = min(request.max_len, self.max_len)
         self.waiting.append(request)
+        self.endings.watch(request)
 
-    def cancel(self, request: Request, reason: str = "cancelled") -> None:
+    def cancel(self, request: Request) -> None:
         """Ends a request where it stands; its slot and pages go when no step in flight names them."""
-        if request.status is Status.WAITING:
-            if request in self.waiting:  # it is not where a caller was interrupted before it handed it over
-                self.waiting.remove(request)
-            request.status, request.finish_reason = Status.FINISHED, reason
-        elif request.status in (Status.RUNNING, Status.YIELDING):
-            request.status, request.finish_reason = Status.RETIRING, reason
+        self.endings.cancel(request)
+        self._roster.settle(request)
+
+    def expire(self, now_s: float) -> None:
+        """Ends the requests whose deadline, by `time.monotonic`, is over."""
+        for request in self.endings.expire(now_s):
             self._roster.settle(request)
 
     @property
@@ -208,59 +206,21 @@ class Scheduler:
     def commit(self, plan: StepPlan, result: StepResult) -> None:
         """Takes in the tokens of a step: hands them to the requests' sinks, ends those that are done."""
         self.metrics.num_steps += 1
-        running, alive = Status.RUNNING, (Status.RUNNING, Status.YIELDING)
+        running = Status.RUNNING
         for slot, request in self._in_flight.pop(plan.step_id).items():
             request.num_steps_in_flight -= 1
             token_ids = result.tokens.get(slot)
-            if token_ids and request.status in alive:
-                self._take_tokens(request, token_ids)
+            if token_ids and request.status in ALIVE:
+                self.endings.take_tokens(request, token_ids)
                 self._probation.review(request)
             if slot in result.not_finite:
                 request.is_dirty = True  # whatever ended it: its pages must be zeroed
-                if request.status in alive:
-                    self._fail(request, self._numerics_error(request))
+                if request.status in ALIVE:
+                    self.endings.fail_not_finite(request)
             if request.status is not running:
                 self._roster.settle(request)
 
-    def _take_tokens(self, request: Request, token_ids: list[int]) -> None:
-        reason = None
-        for i, token in enumerate(token_ids):
-            if token in request.stop_token_ids:
-                token_ids, reason = token_ids[: i + 1], "stop"
-                break
-        request.generated_ids += token_ids
-        if reason is None and len(request.prompt_ids) + len(request.generated_ids) >= request.max_len:
-            reason = "length"
-        if self._report(request, Progress(token_ids, reason)) and reason is None:
-            reason = "stop"
-        if reason is not None:
-            self.metrics.num_finished_requests += 1
-            request.status, request.finish_reason = Status.RETIRING, reason
-
-    @staticmethod
-    def _report(request: Request, progress: Progress) -> bool:
-        """Whether the sink wants the request to end; one that raises ends its own request, not the engine."""
-        try:
-            return request.sink(progress)
-        except Exception:
-            log.exception("the sink of request %d failed", request.request_id)
-            return True
-
     # -- failures -----------------------------------------------------------------------------------------
-
-    def _fail(self, request: Request, error: Exception) -> None:
-        """Ends a running request with an error; the caller settles it."""
-        request.status, request.finish_reason = Status.RETIRING, "error"
-        self.metrics.num_failed_requests += 1
-        self._report(request, Progress([], "error", error))
-
-    def _numerics_error(self, request: Request) -> NumericsError:
-        where = "" if self.explain is None else f": {self.explain(request)}"
-        num_prompt, num_new = len(request.prompt_ids), len(request.generated_ids)
-        return NumericsError(
-            f"request {request.request_id}: its logits are not finite behind {num_prompt} prompt tokens and {num_new} "
-            f"generated ones{where}"
-        )
 
     def named_in(self, plan: StepPlan) -> dict[int, Request]:
         """The requests of a step in flight that still run, by slot."""
@@ -278,7 +238,7 @@ class Scheduler:
             self._probation.put(request)
         self._in_flight.clear()
         for request, error in failed.items():
-            self._fail(request, error)
+            self.endings.fail(request, error)
         self._roster.vacate()
 
     def fail_running(self, error: Exception) -> None:
@@ -287,12 +247,9 @@ class Scheduler:
 
     def fail_all(self, error: Exception) -> None:
         """Ends every request with the error; nothing may be in flight any more."""
-        waiting = list(self.waiting)
-        self.waiting.clear()
         self.fail_running(error)
-        for request in waiting:
-            self._fail(request, error)
-            request.status = Status.FINISHED
+        for request in list(self.waiting):
+            self.endings.fail(request, error)
 
     def check_integrity(self) -> None:
         """Pages and slots are each held once or free; nothing is lost."""
