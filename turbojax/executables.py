@@ -85,7 +85,9 @@ class Executables:
     def _program(self, key: Hashable) -> Any:
         program = self._programs.get(key)
         if program is None:
-            program = self._programs[key] = self._load(key) or self._compile(key, *self._lower(key))
+            program = self._load(key)
+            self.metrics.num_programs_read += program is not None
+            program = self._programs[key] = program or self._compile(key, *self._lower(key))
             self.metrics.num_compilations += 1
             self.metrics.num_late_compilations += self.is_complete
         return program
@@ -140,6 +142,8 @@ class Executables:
             for key in missing:
                 if running[key].result() is None:
                     running[key] = threads.submit(self._compile, key, *self._lower(key))
+                else:
+                    self.metrics.num_programs_read += 1
                 if progress is not None:
                     running[key].add_done_callback(lambda future: progress())
             for key, future in running.items():

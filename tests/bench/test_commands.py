@@ -1,11 +1,17 @@
 """Each command from its options to its results, on the tiny shape."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
 
+from turbojax.bench.decode import start_row
+from turbojax.bench.engine import BenchEngine
+from turbojax.bench.settings import Settings
 from turbojax.cli import app
+from turbojax.cli.bench import _command
+from turbojax.engine.metrics import EngineMetrics
 
 MODEL = ["--shape", "tiny", "--kv", "8"]
 # Every engine here has one slot of two pages and prompts of one bucket, so that all run the same few programs, which
@@ -31,7 +37,6 @@ def test_decode(run, tmp_path):
     result = run("decode", *MODEL, *ENGINE, *RATES, *options)
     assert result.exit_code == 0, result.stderr
     rows = rows_of(path)
-    assert rows.pop("tiny start to ready kv8")["unit"] == "s"
     kinds = "decode {} top-p 0.9", "decode {}", "sampled over greedy {} top-p 0.9"
     kinds = *kinds, "loop {} top-p 0.9", "engine over loop {} top-p 0.9"
     assert list(rows) == [f"tiny {kind.format('b1 64 kv8')}" for kind in kinds]
@@ -43,6 +48,20 @@ def test_decode(run, tmp_path):
     assert sampled["share"] == pytest.approx(sampled["value"] / sampled["floor"], rel=1e-3)
     assert ratio["value"] == pytest.approx(sampled["value"] / greedy["value"], rel=1e-3)
     assert over_loop["value"] == pytest.approx(sampled["value"] / loop["value"], rel=1e-3)
+
+
+@pytest.mark.parametrize(("num_read", "kind"), [(39, "cold"), (40, "warm")])
+def test_a_warm_start_compiles_nothing(num_read, kind):
+    engine = object.__new__(BenchEngine)
+    metrics = EngineMetrics(num_compilations=40, num_programs_read=num_read)
+    engine.parts = SimpleNamespace(scheduler=SimpleNamespace(metrics=metrics))
+    row = start_row(SimpleNamespace(settings=Settings(shape="tiny", kv=8)), engine, 2.5)
+    assert (row["case"], row["value"]) == (f"tiny {kind} start to ready kv8", 2.5)
+
+
+def test_the_recorded_command_repeats_the_run_anywhere():
+    words = ["bench", "decode", "--json", "/here/a.json", "--batch", "1", "--plot=/here/a.png", "--kv", "8"]
+    assert _command(words) == "turbojax bench decode --batch 1 --kv 8"
 
 
 def test_prefill(run, tmp_path):

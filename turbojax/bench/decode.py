@@ -81,8 +81,8 @@ def time_grid(bench: Bench, grid: Grid, timed: list[Timed]) -> Iterator[Finding]
     """Times every cell in one engine; adds them to `timed`."""
     sampling = bench.settings.generation()
     with bench.engine(grid.config(bench.settings)) as engine:
-        if engine.ready_s is not None:
-            yield Finding([make_row(bench.settings.case("start to ready", sampled=False), engine.ready_s, "s", None)])
+        if engine.ready_s is not None and engine.num_compiled:
+            yield Finding([start_row(bench, engine, engine.ready_s)])
         for batch, context in grid.cells:
             cell = time_cell(bench, engine, batch, context, sampling, grid.num_steps)
             timed.append(cell)
@@ -90,6 +90,12 @@ def time_grid(bench: Bench, grid: Grid, timed: list[Timed]) -> Iterator[Finding]
             if grid.against_greedy:
                 greedy = time_cell(bench, engine, batch, context, GenerationConfig(), grid.num_steps)
                 yield Finding([decode_row(bench, greedy, sampled=False), sampling_row(bench, cell, greedy)])
+
+
+def start_row(bench: Bench, engine: BenchEngine, ready_s: float) -> Row:
+    """Seconds until an engine that compiles ahead was ready; warm where an earlier one left every program on disk."""
+    name = f"{'warm' if engine.has_read_all else 'cold'} start to ready"
+    return make_row(bench.settings.case(name, sampled=False), ready_s, "s", None)
 
 
 def time_cell(

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from turbojax.api import sampling_of
 from turbojax.assembly import EngineParts, assemble_model
 from turbojax.bench.errors import BenchError
 from turbojax.bench.latency import Trace
@@ -19,6 +18,7 @@ from turbojax.configs import EngineConfig, GenerationConfig
 from turbojax.engine.loop import EngineLoop
 from turbojax.engine.request import Progress, Request, Sink
 from turbojax.models.model import Model
+from turbojax.request_builder import sampling_of
 
 
 class BenchEngine:
@@ -59,6 +59,12 @@ class BenchEngine:
     def num_compiled(self) -> int:
         """Steps compiled, or read from disk, so far: none should be while something is measured."""
         return self.parts.scheduler.metrics.num_compilations
+
+    @property
+    def has_read_all(self) -> bool:
+        """Whether an earlier process had compiled every step so far."""
+        metrics = self.parts.scheduler.metrics
+        return metrics.num_programs_read == metrics.num_compilations
 
     def close(self) -> None:
         self._loop.close()

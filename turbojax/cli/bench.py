@@ -38,11 +38,22 @@ def _pair(cell: str) -> tuple[int, int]:
     return numbers[0], numbers[1]
 
 
+def _command(arguments: list[str]) -> str:
+    """What was asked for, without the files that results go to: those are of this machine."""
+    words, rest = ["turbojax"], iter(arguments)
+    for word in rest:
+        if word in ("--json", "--plot"):
+            next(rest, None)
+        elif not word.startswith(("--json=", "--plot=")):
+            words.append(word)
+    return " ".join(words)
+
+
 def _run(common: Common, measure: Callable[[Any], Any]) -> None:
     from turbojax.bench.session import run
 
     console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
-    run(common.settings(), measure, command=" ".join(["turbojax", *sys.argv[1:]]), console=console, say=say)
+    run(common.settings(), measure, command=_command(sys.argv[1:]), console=console, say=say)
 
 
 @bench.command()
