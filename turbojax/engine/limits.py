@@ -20,6 +20,7 @@ class SchedulerConfig:
         max_multi_step_slots: most decoding slots of such a call; None is all of them. A step of more takes longer
             than the host needs for the next one.
         max_multi_step_pages: most pages of any of them; None is all.
+        max_queue_len: requests that the engine takes beyond those that run at once; None is any number.
     """
 
     num_slots: int
@@ -29,6 +30,7 @@ class SchedulerConfig:
     num_decode_steps: int = 1
     max_multi_step_slots: int | None = None
     max_multi_step_pages: int | None = None
+    max_queue_len: int | None = None
 
     def steps_for(self, num_decoding: int, num_pages: int) -> int:
         """Tokens per call of a pure decode step of so many slots, of so many pages at most, while nothing waits."""

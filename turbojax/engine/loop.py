@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable
 
 from turbojax.engine.plan import Runner
 from turbojax.engine.request import Request
 from turbojax.engine.scheduler import Scheduler
 from turbojax.engine.stepper import Stepper, describe
-from turbojax.errors import EngineClosedError, EngineFailedError, TurbojaxError
+from turbojax.errors import EngineClosedError, EngineFailedError, QueueFullError, TurbojaxError
 
 Command = Callable[[], None]
 
@@ -25,25 +26,46 @@ class EngineLoop:
         self._scheduler, self._stepper = scheduler, Stepper(scheduler, runner)
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._end: TurbojaxError | None = None  # why no further request is taken
-        self._lock = threading.Lock()  # nothing is queued behind the command that closes
+        # Nothing is queued behind the command that closes. A stream that is collected as garbage cancels its requests
+        # in whatever thread allocates just then, which may hold the lock.
+        self._lock = threading.RLock()
+        self._open: set[Request] = set()  # requests that were handed over and have not ended
+        scheduler.endings.on_end = self.leave
         self._thread = threading.Thread(target=self._run, name="turbojax-engine", daemon=True)
         self._thread.start()
 
-    def submit(self, request: Request) -> None:
-        """Hands over a request that the scheduler can run (see `Scheduler.check`).
+    def submit(self, *requests: Request) -> None:
+        """Hands over requests that the scheduler can run (see `Scheduler.check`): all of them, or none.
 
         Raises:
             EngineClosedError: the engine is closed.
             EngineFailedError: the engine has failed, with its reason.
+            QueueFullError: with these, the engine would hold more than `max_queue_len` beyond those that run at once.
         """
         with self._lock:
             if self._end is not None:
                 raise type(self._end)(str(self._end)) from self._end
-            self._commands.put(lambda: self._scheduler.add(request))
+            self._check_room(len(requests))
+            self._open.update(requests)
+            self._commands.put(lambda: self._add(requests))
+
+    def _check_room(self, num_new: int) -> None:
+        config, num_open = self._scheduler.config, len(self._open)
+        if config.max_queue_len is not None and num_open + num_new > config.num_slots + config.max_queue_len:
+            raise QueueFullError(
+                f"{num_new} new requests beside {num_open} would be more than {config.num_slots} that run at once and "
+                f"{config.max_queue_len} that wait; try again later, send fewer at once, or raise max_queue_len"
+            )
+
+    def leave(self, request: Request) -> None:
+        """Counts a request as ended; whoever has seen its end may say so before the engine does."""
+        with self._lock:
+            self._open.discard(request)
 
     def cancel(self, request: Request) -> None:
         """Ends a request wherever it stands; its sink hears nothing more. An engine that ended has ended it already."""
         with self._lock:
+            self.leave(request)
             if self._end is None:
                 self._commands.put(lambda: self._scheduler.cancel(request))
 
@@ -64,6 +86,7 @@ class EngineLoop:
             try:
                 self._take_commands()
                 if self._end is None:
+                    self._scheduler.expire(time.monotonic())
                     self._stepper.step()
             except EngineFailedError as failure:
                 self._stop(failure)
@@ -83,5 +106,15 @@ class EngineLoop:
                 command = self._commands.get(block=idle and self._end is None)
             except queue.Empty:
                 return
-            command()
             idle = False
+            try:
+                command()
+            except Exception:  # it concerned one request; the others go on
+                log.exception("a command to the engine failed")
+
+    def _add(self, requests: tuple[Request, ...]) -> None:
+        for request in requests:
+            try:
+                self._scheduler.add(request)
+            except Exception as error:
+                self._scheduler.endings.fail(request, error)
