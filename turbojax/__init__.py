@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from turbojax.api import Pipeline, pipeline
     from turbojax.configs import EngineConfig, GenerationConfig
-    from turbojax.engine.text import Response
+    from turbojax.engine.response import Response
 
 __version__ = "0.1.0"
 
@@ -15,7 +15,7 @@ _MODULE_OF = {
     "EngineConfig": "turbojax.configs",
     "GenerationConfig": "turbojax.configs",
     "Pipeline": "turbojax.api",
-    "Response": "turbojax.engine.text",
+    "Response": "turbojax.engine.response",
     "pipeline": "turbojax.api",
 }
 

@@ -3,34 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import queue
-import secrets
 import weakref
-from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from turbojax.configs import MAX_STOP_IDS, EngineConfig, GenerationConfig
+from turbojax.configs import EngineConfig
 from turbojax.engine.loop import EngineLoop
 from turbojax.engine.metrics import EngineMetrics
-from turbojax.engine.plan import Runner, SamplingParams
+from turbojax.engine.plan import Runner
 from turbojax.engine.request import Request
+from turbojax.engine.response import Response
 from turbojax.engine.scheduler import Scheduler
-from turbojax.engine.text import Response, TextSink
-from turbojax.errors import ConfigError
-from turbojax.prompts import Prompt, as_list, encode, is_one_prompt
+from turbojax.generation import model_defaults
+from turbojax.prompts import is_one_prompt
+from turbojax.request_builder import GenConfigs, Prompts, RequestBuilder
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from turbojax.memory import MemoryPlan
     from turbojax.tokenizer import Tokenizer
 
-Prompts = Prompt | Sequence[Prompt]
-GenConfigs = GenerationConfig | Sequence[GenerationConfig] | None
-Deliver = Callable[[Response], None]
+Requests = dict[tuple[int, int], Request]
+"""By index and sample index."""
 
 
 class Pipeline:
@@ -49,11 +45,14 @@ class Pipeline:
         *,
         vocab_size: int,
         eos_ids: Sequence[int],
+        defaults: Mapping[str, Any] | None = None,
         memory: MemoryPlan | None = None,
     ) -> None:
+        """`defaults` are the model's own sampling values (see `turbojax.generation.model_defaults`)."""
         self._scheduler, self._tokenizer = scheduler, tokenizer
-        self._vocab_size, self._eos_ids = vocab_size, tuple(eos_ids)
-        self._request_ids = itertools.count()
+        self._builder = RequestBuilder(
+            scheduler, tokenizer, vocab_size=vocab_size, eos_ids=eos_ids, defaults=defaults or {}
+        )
         self.memory = memory  # what weights, KV pool and steps take, of a pipeline on a device
         self._loop = EngineLoop(scheduler, runner)
         # The engine's thread would keep the weights of a pipeline that was dropped without being closed.
@@ -83,7 +82,9 @@ class Pipeline:
     def __call__(
         self, prompts: Prompts, gen_config: GenConfigs = None, *, do_preprocess: bool = True
     ) -> Response | list[Response]:
-        """Generates, and returns when all is done: a Response for one prompt, a list for a list.
+        """Generates, and returns when all is done: a Response for one prompt, a list for a list or several samples.
+
+        With `n` samples of a prompt the list has `n` Responses for it, in order of prompt and sample.
 
         Args:
             prompts: one prompt or a list.
@@ -96,27 +97,26 @@ class Pipeline:
             EngineFailedError: the engine cannot go on; requests that it had have ended with the same error.
         """
         outbox: queue.SimpleQueue[Response] = queue.SimpleQueue()
-        requests = self._requests(prompts, gen_config, do_preprocess, outbox.put, whole=True)
-        responses = sorted(self._stream(requests, outbox.get), key=lambda response: response.index)
-        return responses[0] if is_one_prompt(prompts) else responses
+        requests = self._builder.requests(prompts, gen_config, outbox.put, do_preprocess=do_preprocess, whole=True)
+        return in_order(prompts, self._stream(requests, outbox.get))
 
     def stream_infer(
         self, prompts: Prompts, gen_config: GenConfigs = None, *, do_preprocess: bool = True
     ) -> Generator[Response, None, None]:
         """Yields pieces as they come, of all prompts interleaved; see `__call__`. Closing it cancels the rest."""
         outbox: queue.SimpleQueue[Response] = queue.SimpleQueue()
-        requests = self._requests(prompts, gen_config, do_preprocess, outbox.put)
+        requests = self._builder.requests(prompts, gen_config, outbox.put, do_preprocess=do_preprocess)
         return self._stream(requests, outbox.get)
 
-    def _stream(self, requests: list[Request], receive: Callable[[], Response]) -> Generator[Response, None, None]:
-        unfinished = dict(enumerate(requests))
+    def _stream(self, requests: Requests, receive: Callable[[], Response]) -> Generator[Response, None, None]:
+        unfinished = dict(requests)
         try:
-            for request in requests:
+            for request in requests.values():
                 self._loop.submit(request)
             while unfinished:
                 piece = receive()
                 if piece.finish_reason is not None:
-                    del unfinished[piece.index]
+                    del unfinished[piece.index, piece.sample_index]
                 yield piece
         finally:
             for request in unfinished.values():
@@ -127,8 +127,7 @@ class Pipeline:
     ) -> Response | list[Response]:
         """The async twin of `__call__`."""
         stream = self._astream(prompts, gen_config, do_preprocess, whole=True)
-        responses = sorted([response async for response in stream], key=lambda response: response.index)
-        return responses[0] if is_one_prompt(prompts) else responses
+        return in_order(prompts, [response async for response in stream])
 
     def astream_infer(
         self, prompts: Prompts, gen_config: GenConfigs = None, *, do_preprocess: bool = True
@@ -144,66 +143,19 @@ class Pipeline:
         def deliver(piece: Response) -> None:
             event_loop.call_soon_threadsafe(outbox.put_nowait, piece)
 
-        requests = self._requests(prompts, gen_config, do_preprocess, deliver, whole=whole)
-        unfinished = dict(enumerate(requests))
+        requests = self._builder.requests(prompts, gen_config, deliver, do_preprocess=do_preprocess, whole=whole)
+        unfinished = dict(requests)
         try:
-            for request in requests:
+            for request in requests.values():
                 self._loop.submit(request)
             while unfinished:
                 piece = await outbox.get()
                 if piece.finish_reason is not None:
-                    del unfinished[piece.index]
+                    del unfinished[piece.index, piece.sample_index]
                 yield piece
         finally:
             for request in unfinished.values():
                 self._loop.cancel(request)
-
-    # -- requests -----------------------------------------------------------------------------------------
-
-    def _requests(
-        self, prompts: Prompts, gen_config: GenConfigs, do_preprocess: bool, deliver: Deliver, *, whole: bool = False
-    ) -> list[Request]:
-        """One request a prompt, all of them checked; `whole` ones deliver one piece."""
-        many = as_list(prompts)
-        configs = one_for_each(gen_config, len(many))
-        requests = []
-        for index, (prompt, config) in enumerate(zip(many, configs, strict=True)):
-            name = "the prompt" if len(many) == 1 else f"prompt {index}"
-            ids = encode(prompt, self._tokenizer, self._vocab_size, name, do_preprocess=do_preprocess)
-            self._scheduler.check(len(ids), name)
-            requests.append(self._request(ids, config, index, deliver, whole))
-        return requests
-
-    def _request(self, ids: np.ndarray, config: GenerationConfig, index: int, deliver: Deliver, whole: bool) -> Request:
-        stop_ids = (*(() if config.ignore_eos else self._eos_ids), *config.stop_token_ids)
-        stop_ids = tuple(dict.fromkeys(stop_ids))
-        if len(stop_ids) > MAX_STOP_IDS:
-            accepted = f"at most {MAX_STOP_IDS} together with the model's {len(self._eos_ids)} end-of-sequence tokens"
-            raise ConfigError("GenerationConfig", "stop_token_ids", config.stop_token_ids, accepted)
-        return Request(
-            request_id=next(self._request_ids),
-            prompt_ids=ids,
-            sampling=sampling_of(config),
-            stop_token_ids=stop_ids,
-            max_len=len(ids) + config.max_new_tokens,
-            min_len=len(ids) + config.min_new_tokens,
-            sink=TextSink(
-                deliver,
-                self._decoder(config),
-                stop_words=config.stop_words,
-                stop_token_ids=stop_ids,
-                min_new_tokens=config.min_new_tokens,
-                num_input_tokens=len(ids),
-                index=index,
-                whole=whole,
-            ),
-        )
-
-    def _decoder(self, config: GenerationConfig) -> Callable[[Sequence[int]], str] | None:
-        tokenizer = self._tokenizer
-        if tokenizer is None:
-            return None
-        return lambda ids: tokenizer.decode(ids, skip_special_tokens=config.skip_special_tokens)
 
     # -- end ----------------------------------------------------------------------------------------------
 
@@ -220,28 +172,10 @@ class Pipeline:
         self.close()
 
 
-def one_for_each(gen_config: GenConfigs, num_prompts: int) -> list[GenerationConfig]:
-    """A config for each prompt.
-
-    Raises:
-        ConfigError: a list of another length.
-    """
-    if gen_config is None or isinstance(gen_config, GenerationConfig):
-        return [gen_config or GenerationConfig()] * num_prompts
-    configs = list(gen_config)
-    if len(configs) != num_prompts:
-        raise ConfigError(
-            "call", "gen_config", f"{len(configs)} configs", f"one, or {num_prompts}, one for each prompt"
-        )
-    return configs
-
-
-def sampling_of(config: GenerationConfig) -> SamplingParams:
-    """The device's view of a config; a request without a seed draws its own."""
-    if config.is_greedy:
-        return SamplingParams()
-    seed = secrets.randbits(32) if config.random_seed is None else config.random_seed
-    return SamplingParams(config.temperature, config.top_k, config.top_p, config.min_p, seed)
+def in_order(prompts: Prompts, responses: Iterable[Response]) -> Response | list[Response]:
+    """By prompt and sample; a Response alone where there is one prompt with one sample."""
+    ordered = sorted(responses, key=lambda response: (response.index, response.sample_index))
+    return ordered[0] if is_one_prompt(prompts) and len(ordered) == 1 else ordered
 
 
 def pipeline(model: str | Path | None = None, backend_config: EngineConfig | None = None) -> Pipeline:
@@ -269,5 +203,6 @@ def pipeline(model: str | Path | None = None, backend_config: EngineConfig | Non
         load_tokenizer(path),
         vocab_size=parts.model.spec.vocab_size,
         eos_ids=eos_ids(parts.model.config, parts.model.generation_config),
+        defaults=model_defaults(parts.model.generation_config),
         memory=parts.memory,
     )

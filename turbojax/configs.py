@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from turbojax.errors import ConfigError
+from turbojax.generation import GenerationConfig
+from turbojax.rules import check, is_int
+
+__all__ = ["EngineConfig", "GenerationConfig"]
 
 KV_BITS = (16, 8, 4)
 _BITS_OF_QUANT_POLICY = {0: 16, 8: 8, 4: 4}
 DTYPES = ("auto", "bfloat16", "float16", "float32")
-# Seeds are uint32 on the device.
-SEED_LIMIT = 1 << 32
 # Stop tokens that a slot holds on the device, the model's own included.
 MAX_STOP_IDS = 16
-
-
-def is_int(value: Any, low: float = -math.inf, high: float = math.inf) -> bool:
-    """An integer of low .. high; bool is none."""
-    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
-
-
-def is_real(value: Any, low: float, high: float) -> bool:
-    """A finite number of low .. high; bool is none."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and math.isfinite(value) and low <= value <= high
 
 
 @dataclass(frozen=True)
@@ -98,7 +87,7 @@ class EngineConfig:
             "compile_ahead": (isinstance(self.compile_ahead, bool | None), "True, False or None"),
             "debug": (isinstance(self.debug, bool), "True or False"),
         }
-        _check("EngineConfig", self, rules)
+        check("EngineConfig", self, rules)
         if self.kv_policy is not None and (self.quant_policy or self.k_bits or self.v_bits):
             accepted = "None beside quant_policy, k_bits or v_bits: it already says the bits of every layer"
             raise ConfigError("EngineConfig", "kv_policy", self.kv_policy, accepted)
@@ -115,87 +104,6 @@ class EngineConfig:
         if layer >= len(self.kv_policy):
             raise ConfigError("EngineConfig", "kv_policy", self.kv_policy, f"an entry for layer {layer} as well")
         return self.kv_policy[layer]
-
-
-@dataclass(frozen=True)
-class GenerationConfig:
-    """How one request generates. Names and meaning follow LMDeploy's.
-
-    Attributes:
-        max_new_tokens: most tokens to generate; `session_len` may end a sequence earlier.
-        min_new_tokens: no end-of-sequence, stop token or stop word before this many tokens.
-        do_sample: False is greedy, whatever the sampling fields say.
-        temperature: divides the logits; 0 is greedy.
-        top_p: keep the most likely tokens that together reach this probability; 1 is off.
-        top_k: keep this many of the most likely tokens; 0 is off.
-        min_p: keep tokens at least this probable relative to the most likely; 0 is off.
-        random_seed: of the request; None draws a fresh one.
-        stop_words: texts that end the generation wherever they appear, across token borders too; cut from
-            the text.
-        stop_token_ids: tokens that end the generation, beside the model's own end-of-sequence tokens.
-        ignore_eos: the model's end-of-sequence tokens do not end the generation.
-        skip_special_tokens: leave special tokens out of the text.
-
-    Raises:
-        ConfigError: a field is out of range or contradicts another.
-    """
-
-    max_new_tokens: int = 512
-    min_new_tokens: int = 0
-    do_sample: bool = False
-    temperature: float = 0.8
-    top_p: float = 1.0
-    top_k: int = 50
-    min_p: float = 0.0
-    random_seed: int | None = None
-    stop_words: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
-    skip_special_tokens: bool = True
-
-    def __post_init__(self) -> None:
-        for field in ("stop_words", "stop_token_ids"):
-            object.__setattr__(self, field, _as_tuple(field, getattr(self, field)))
-        seed = self.random_seed
-        flags = {name: (isinstance(getattr(self, name), bool), "True or False")
-                 for name in ("do_sample", "ignore_eos", "skip_special_tokens")}  # fmt: skip
-        rules = {
-            "max_new_tokens": (is_int(self.max_new_tokens, 1), "an int >= 1"),
-            "min_new_tokens": (
-                is_int(self.min_new_tokens, 0) and self.min_new_tokens <= self.max_new_tokens,
-                f"an int of 0 .. max_new_tokens ({self.max_new_tokens})",
-            ),
-            "temperature": (is_real(self.temperature, 0, 100), "a number of 0 .. 100"),
-            "top_p": (is_real(self.top_p, 0, 1) and self.top_p > 0, "a number above 0, at most 1"),
-            "top_k": (is_int(self.top_k, 0, 2**31 - 1), "an int >= 0 (0 is off)"),
-            "min_p": (is_real(self.min_p, 0, 1), "a number of 0 .. 1"),
-            "random_seed": (
-                seed is None or is_int(seed, 0, SEED_LIMIT - 1),
-                f"None or an int of 0 .. {SEED_LIMIT - 1}",
-            ),
-            "stop_words": (all(isinstance(w, str) and w for w in self.stop_words), "texts, none of them empty"),
-            "stop_token_ids": (all(is_int(t, 0) for t in self.stop_token_ids), "ints >= 0"),
-        }
-        _check("GenerationConfig", self, rules | flags)
-
-    @property
-    def is_greedy(self) -> bool:
-        return not self.do_sample or self.temperature == 0
-
-
-def _check(owner: str, config: object, rules: dict[str, tuple[bool, str]]) -> None:
-    for field, (holds, accepted) in rules.items():
-        if not holds:
-            raise ConfigError(owner, field, getattr(config, field), accepted)
-
-
-def _as_tuple(field: str, value: Any) -> tuple[Any, ...]:
-    """A list or the like as a tuple, None as none; a bare text would fall apart into its letters."""
-    if value is None:
-        return ()
-    if isinstance(value, str) or not isinstance(value, Iterable):
-        raise ConfigError("GenerationConfig", field, value, "a list or tuple")
-    return tuple(value)
 
 
 def _layer_bits(policy: Any) -> tuple[tuple[int, int], ...]:

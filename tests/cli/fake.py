@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from turbojax.configs import EngineConfig, GenerationConfig
-from turbojax.engine.text import Response
+from turbojax.engine.response import Response
 from turbojax.errors import EngineFailedError, TurbojaxError
 
 

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from turbojax.engine.detokenizer import Detokenizer, StopWords
+from turbojax.engine.detokenizer import Detokenizer
+from turbojax.engine.stopping import StopWords
 
 
 def decode(token_ids):

@@ -1,9 +1,10 @@
-"""What users set: fields out of range and contradictions are named."""
+"""What users set: bad fields are named; the model's own values stand in for those not given."""
 
 import pytest
 
 from turbojax.configs import EngineConfig, GenerationConfig
-from turbojax.errors import ConfigError
+from turbojax.errors import ConfigError, ModelConfigError
+from turbojax.generation import model_defaults, with_defaults
 
 
 @pytest.mark.parametrize(
@@ -23,6 +24,10 @@ from turbojax.errors import ConfigError
         (GenerationConfig, "stop_words", [""]),
         (GenerationConfig, "stop_token_ids", [-1]),
         (GenerationConfig, "ignore_eos", 1),
+        (GenerationConfig, "include_stop_str_in_output", "yes"),
+        (GenerationConfig, "n", 0),
+        (GenerationConfig, "repetition_ngram_size", 2000),
+        (GenerationConfig, "repetition_ngram_threshold", 3),
         (EngineConfig, "dtype", "int8"),
         (EngineConfig, "session_len", 1),
         (EngineConfig, "max_batch_size", 0),
@@ -50,3 +55,26 @@ def test_a_kv_policy_excludes_the_other_fields_and_covers_every_layer():
     with pytest.raises(ConfigError, match="layer 1"):
         config.kv_bits(1)
     assert EngineConfig(quant_policy=4, k_bits=8).kv_bits(3) == (8, 4)
+
+
+QWEN = {"do_sample": True, "temperature": 0.7, "top_p": 0.8, "top_k": 20, "eos_token_id": [1, 2], "min_p": None}
+
+
+def test_a_sampled_request_takes_what_it_leaves_open_from_the_model_then_from_lmdeploy():
+    defaults = model_defaults(QWEN)
+    config = with_defaults(GenerationConfig(do_sample=True, top_p=0.5), defaults)
+    assert (config.temperature, config.top_p, config.top_k, config.min_p) == (0.7, 0.5, 20, 0.0)
+    config = with_defaults(GenerationConfig(do_sample=True), {})
+    assert (config.temperature, config.top_p, config.top_k, config.min_p) == (0.8, 1.0, 50, 0.0)
+
+
+def test_a_greedy_request_takes_nothing_from_the_model_and_the_model_cannot_make_one_sample():
+    config = with_defaults(GenerationConfig(), model_defaults(QWEN))
+    assert config.is_greedy
+    assert config.top_p == 1.0
+    assert with_defaults(GenerationConfig(do_sample=True), {"temperature": 0.0}).is_greedy
+
+
+def test_a_model_whose_values_are_out_of_range_is_named():
+    with pytest.raises(ModelConfigError, match=r"generation_config\.json: .*top_p is 7"):
+        model_defaults({"top_p": 7})

@@ -82,6 +82,11 @@ def expected(ids, num_new, stop_ids=(EOS,)):
     return continuation(ids, len(ids) + num_new, stop_ids)
 
 
+def request_of(pipe, prompt, config, deliver, **how):
+    (request,) = pipe._builder.requests(prompt, config, deliver, do_preprocess=True, **how).values()
+    return request
+
+
 GEN = GenerationConfig(max_new_tokens=12)
 
 
@@ -131,7 +136,7 @@ def test_a_call_hears_of_a_request_once(pipe, stop_words):
     """A thread that only wants the result is not woken for every token."""
     pieces = []
     config = GenerationConfig(max_new_tokens=12, stop_words=stop_words)
-    (request,) = pipe._requests([2, 3], config, True, pieces.append, whole=True)
+    request = request_of(pipe, [2, 3], config, pieces.append, whole=True)
     pipe._loop.submit(request)
     assert pipe([2, 3], config) == pipe([2, 3], config)
     assert pieces == [pipe([2, 3], config)]
@@ -221,6 +226,55 @@ def test_configs_must_match_the_prompts_and_hold_few_stop_ids(pipe):
         pipe([1], GenerationConfig(stop_token_ids=tuple(range(10, 10 + MAX_STOP_IDS))))
 
 
+@pytest.mark.parametrize(
+    ("config", "match"),
+    [
+        ({"n": 5, "do_sample": True}, r"n is 5; accepted: .* max_batch_size \(4\)"),
+        ({"n": 2}, "n is 2; accepted: 1 where decoding is greedy"),
+        ({"n": 2, "do_sample": True, "temperature": 0}, "n is 2; accepted: 1 where decoding is greedy"),
+        ({"stop_token_ids": [VOCAB]}, rf"stop_token_ids is \({VOCAB},\); accepted: token ids below .* \({VOCAB}\)"),
+    ],
+)
+def test_what_the_engine_cannot_honour_is_refused_before_anything_starts(pipe, config, match):
+    before = pipe._loop._stepper._runner.num_dispatched
+    with pytest.raises(ConfigError, match=match):
+        pipe([[1, 2], [3]], GenerationConfig(**config))
+    assert pipe._loop._stepper._runner.num_dispatched == before
+
+
+def test_n_samples_of_a_prompt_are_n_responses_with_one_seed_and_an_index_each(pipe):
+    sampled = {"do_sample": True, "max_new_tokens": 6}
+    configs = [GenerationConfig(n=3, **sampled), GenerationConfig(**sampled)]
+    requests = pipe._builder.requests([[1, 2], [3]], configs, print, do_preprocess=True)
+    assert list(requests) == [(0, 0), (0, 1), (0, 2), (1, 0)]
+    assert len({requests[0, i].sampling.seed for i in range(3)}) == 1
+    assert [requests[0, i].sampling.sample_index for i in range(3)] == [0, 1, 2]
+    responses = pipe([[1, 2], [3]], configs)
+    assert [(r.index, r.sample_index) for r in responses] == list(requests)
+    assert [r.index for r in pipe([1, 2], configs[0])] == [0, 0, 0], "one prompt with several samples is a list"
+    assert pipe([1, 2], configs[1]).token_ids == responses[0].token_ids
+    pieces = list(pipe.stream_infer([1, 2], configs[0]))
+    assert sorted(p.sample_index for p in pieces if p.finish_reason) == [0, 1, 2]
+
+
+def test_what_ended_the_text_can_be_left_in_it(pipe):
+    free = pipe([9, 9], GenerationConfig(max_new_tokens=30, ignore_eos=True))
+    word, stop = free.text[4:6], free.token_ids[8]
+    config = {"max_new_tokens": 30, "ignore_eos": True, "include_stop_str_in_output": True}
+    response = pipe([9, 9], GenerationConfig(**config, stop_words=[word]))
+    assert response.text == free.text[: free.text.index(word) + 2]
+    response = pipe([9, 9], GenerationConfig(**config, stop_token_ids=[stop]))
+    assert response.text == free.text[: free.token_ids.index(stop) + 1]
+
+
+def test_a_repetition_ends_the_request(pipe):
+    free = pipe([9, 9], GenerationConfig(max_new_tokens=80, ignore_eos=True))
+    config = GenerationConfig(max_new_tokens=80, ignore_eos=True, repetition_ngram_size=1, repetition_ngram_threshold=3)
+    response = pipe([9, 9], config)
+    end = next(i for i, t in enumerate(free.token_ids) if free.token_ids[: i + 1].count(t) == 3)
+    assert (response.token_ids, response.finish_reason) == (free.token_ids[: end + 1], "stop")
+
+
 def test_without_a_tokenizer_only_token_ids_are_served():
     with make(tokenizer=None) as pipe:
         assert pipe([2, 3], GEN).token_ids == expected([2, 3], 12)
@@ -245,7 +299,7 @@ def test_a_listener_that_is_gone_ends_its_request_alone(pipe):
         raise RuntimeError("Event loop is closed")
 
     long = GenerationConfig(max_new_tokens=90, ignore_eos=True)
-    (request,) = pipe._requests([1, 2], long, True, gone)
+    request = request_of(pipe, [1, 2], long, gone)
     pipe._loop.submit(request)
     assert pipe([2, 3], GEN).token_ids == expected([2, 3], 12), "the engine goes on"
     assert wait_until_idle(pipe)

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_kernels.kv_cache import KVPages
-from turbojax.api import sampling_of
 from turbojax.bench.kernels import KernelTimes, profile_kernels
 from turbojax.configs import GenerationConfig
 from turbojax.core import steps
@@ -19,6 +18,7 @@ from turbojax.core.state import EngineState, KVPool, init_pool, init_sampler, in
 from turbojax.core.weights import Weights
 from turbojax.models.random_model import fill_layers
 from turbojax.models.spec import ModelSpec
+from turbojax.request_builder import sampling_of
 
 STEPS_PER_CALL = 16
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from turbojax.bench.errors import BenchError
-from turbojax.configs import is_int
+from turbojax.rules import is_int
 
 PROMPT_KEYS = ("input_len", "token_ids", "prompt")
 Encode = Callable[[str], Sequence[int]]

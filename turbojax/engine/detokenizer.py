@@ -1,4 +1,4 @@
-"""Token ids to text as they come: never half a character, stop words across token borders, amortised O(1) a token."""
+"""Token ids to text as they come: never half a character, amortised O(1) a token."""
 
 from __future__ import annotations
 
@@ -62,37 +62,3 @@ class Detokenizer:
             self._window, self._num_out = self._window[self._num_out :], cut - self._num_out
             self._text_out = self._decode(self._window[: self._num_out])
         return piece
-
-
-class StopWords:
-    """Finds the first stop word in a growing text, and holds back what may become one."""
-
-    def __init__(self, words: Sequence[str]) -> None:
-        self._words = tuple(words)
-        self._held = ""
-        self.found: str | None = None
-
-    def push(self, text: str) -> str:
-        """The text that is safe to show; once a stop word is found, what stood before it, and nothing after."""
-        if self.found is not None:
-            return ""
-        text = self._held + text
-        hits = [(at, word) for word in self._words if (at := text.find(word)) >= 0]
-        if hits:
-            at, self.found = min(hits)
-            self._held = ""
-            return text[:at]
-        num_held = max((self._overlap(text, word) for word in self._words), default=0)
-        self._held = text[len(text) - num_held :]
-        return text[: len(text) - num_held]
-
-    def flush(self) -> str:
-        """The held-back text: no stop word came of it."""
-        held, self._held = self._held, ""
-        return held
-
-    @staticmethod
-    def _overlap(text: str, word: str) -> int:
-        """Length of the longest end of the text that begins the word."""
-        longest = min(len(text), len(word) - 1)
-        return next((n for n in range(longest, 0, -1) if text.endswith(word[:n])), 0)

@@ -4,38 +4,85 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from turbojax.engine.detokenizer import Detokenizer, StopWords
+from turbojax.engine.detokenizer import Detokenizer
 from turbojax.engine.request import Progress
+from turbojax.engine.response import Response
+from turbojax.engine.stopping import NgramStop, StopRules, StopWords
 
 Decode = Callable[[Sequence[int]], str]
+
+NO_RULES = StopRules()
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Response:
-    """What came of a prompt; in a stream, what came since the piece before.
-
-    Attributes:
-        text: generated text, without stop words and stop tokens; empty for a model without a tokenizer.
-        token_ids: generated tokens, the stop token included.
-        finish_reason: `stop` (a stop token or stop word), `length` (max_new_tokens or session_len), `error`; None in
-            a stream that goes on.
-        num_input_tokens: of the prompt.
-        num_generated_tokens: so far, the stop token included.
-        error: what went wrong, if it did.
-        index: of the prompt in its list.
-    """
+class Piece(NamedTuple):
+    """The text of some tokens; `num_tokens` of them belong to it, the rest came behind a stop. `is_end`: a stop."""
 
     text: str
-    token_ids: list[int] = field(default_factory=list)
-    finish_reason: str | None = None
-    num_input_tokens: int = 0
-    num_generated_tokens: int = 0
-    error: str | None = None
-    index: int = 0
+    num_tokens: int
+    is_end: bool
+
+
+class TextReader:
+    """Reads tokens as they come; gives the text that is safe to show, and ends it as its rules say."""
+
+    def __init__(self, decode: Decode | None, rules: StopRules, decode_stop: Decode | None = None) -> None:
+        self._rules, self._decode_stop = rules, decode_stop
+        self._detokenizer = None if decode is None else Detokenizer(decode)
+        self._stop_words = StopWords(rules.words) if rules.words else None
+        self._ngrams = NgramStop(rules.ngram_size, rules.ngram_threshold) if rules.ngram_size else None
+        self._num_tokens = 0
+
+    def read(self, token_ids: Sequence[int], *, is_last: bool) -> Piece:
+        """The piece that these tokens give; after the last ones nothing is held back any more."""
+        text = ""
+        for i, token in enumerate(token_ids, start=1):
+            text += self._push(token)
+            if self._found_word:
+                return Piece(text + self._stop_text(token), i, True)
+            if self._repeats(token):
+                return Piece(text + self._flush(), i, True)
+        if not is_last:
+            return Piece(text, len(token_ids), False)
+        text += self._flush()
+        last = token_ids[-1] if token_ids else None
+        if self._found_word or last in self._rules.token_ids:
+            text += self._stop_text(last)
+        return Piece(text, len(token_ids), self._found_word)
+
+    @property
+    def _found_word(self) -> bool:
+        return self._stop_words is not None and self._stop_words.found is not None
+
+    @property
+    def _may_stop(self) -> bool:
+        return self._num_tokens > self._rules.min_new_tokens
+
+    def _push(self, token: int) -> str:
+        self._num_tokens += 1
+        if self._detokenizer is None or token in self._rules.token_ids:
+            return ""
+        text = self._detokenizer.push_token(token)
+        return self._stop_words.push(text) if self._stop_words is not None and self._may_stop else text
+
+    def _repeats(self, token: int) -> bool:
+        return self._ngrams is not None and self._ngrams.push(token) and self._may_stop
+
+    def _flush(self) -> str:
+        """The text that was held back: the beginning of a character, or of a stop word."""
+        rest = "" if self._detokenizer is None else self._detokenizer.flush()
+        return rest if self._stop_words is None else self._stop_words.push(rest) + self._stop_words.flush()
+
+    def _stop_text(self, last: int | None) -> str:
+        """The stop word or stop token as text, where it is to be seen."""
+        if not self._rules.shows_stop:
+            return ""
+        if self._stop_words is not None and self._stop_words.found is not None:
+            return self._stop_words.found
+        return "" if self._decode_stop is None or last is None else self._decode_stop([last])
 
 
 class TextSink:
@@ -45,73 +92,61 @@ class TextSink:
         self,
         deliver: Callable[[Response], None],
         decode: Decode | None,
+        rules: StopRules = NO_RULES,
         *,
-        stop_words: Sequence[str] = (),
-        stop_token_ids: Sequence[int] = (),
-        min_new_tokens: int = 0,
+        decode_stop: Decode | None = None,
         num_input_tokens: int = 0,
         index: int = 0,
+        sample_index: int = 0,
         whole: bool = False,
     ) -> None:
-        """`whole` delivers one piece, at the end; where no stop word is looked for, it is decoded only then."""
-        self._deliver, self._decode = deliver, decode
-        self._detokenizer = None if decode is None else Detokenizer(decode)
-        self._stop_words = StopWords(stop_words) if stop_words else None
-        self._stop_token_ids = frozenset(stop_token_ids)
-        self._min_new_tokens, self._num_input_tokens, self._index = min_new_tokens, num_input_tokens, index
+        """`whole` delivers one piece, at the end; unless a rule reads the tokens, it is decoded only then."""
+        self._deliver, self._decode, self._rules, self._decode_stop = deliver, decode, rules, decode_stop
+        self._reader = TextReader(decode, rules, decode_stop)
+        self._num_input_tokens, self._index, self._sample_index = num_input_tokens, index, sample_index
         self._num_tokens = 0
-        self._whole, self._reads_text = whole, not whole or bool(stop_words)
+        self._whole, self._reads_tokens = whole, not whole or rules.reads_tokens
         self._held_text, self._held_ids = "", list[int]()
 
     def __call__(self, progress: Progress) -> bool:
-        """Delivers the piece; True if a stop word ended the text or nobody listens: the request must end too."""
-        if not self._reads_text and progress.finish_reason is None:
+        """Delivers the piece; True if a rule ended the text or nobody listens: the request must end too."""
+        is_last = progress.finish_reason is not None
+        if not self._reads_tokens and not is_last:
             self._held_ids += progress.token_ids
             return False
         try:
-            text, token_ids, stopped = self._advance(progress) if self._reads_text else self._finish(progress)
+            piece = self._read(progress, is_last)
         except Exception as error:  # a decoder's failure ends this request, not the engine's thread
             self._send("", [], "error", f"{type(error).__name__}: {error}")
             return True
-        reason = "stop" if stopped else progress.finish_reason
+        text, token_ids = piece.text, progress.token_ids[: piece.num_tokens]
+        self._num_tokens += len(token_ids)
+        reason = "stop" if piece.is_end else progress.finish_reason
         if self._whole:
             text, token_ids = self._held_text + text, self._held_ids + token_ids
             if reason is None:
                 self._held_text, self._held_ids = text, token_ids
                 return False
+            self._num_tokens = len(token_ids)
         heard = self._send(text, token_ids, reason, None if progress.error is None else str(progress.error))
-        return stopped or not heard
+        return piece.is_end or not heard
 
-    def _finish(self, progress: Progress) -> tuple[str, list[int], bool]:
-        """The text of all tokens at once: it is what the pieces of a stream give together."""
-        ids = [token for token in (*self._held_ids, *progress.token_ids) if token not in self._stop_token_ids]
-        self._num_tokens = len(self._held_ids) + len(progress.token_ids)
-        return "" if self._decode is None else self._decode(ids), progress.token_ids, False
-
-    def _advance(self, progress: Progress) -> tuple[str, list[int], bool]:
-        """The text and tokens of a piece, and whether it ran into a stop word; tokens behind one are dropped."""
-        detokenizer, stop_words, text = self._detokenizer, self._stop_words, ""
-        for i, token in enumerate(progress.token_ids):
-            self._num_tokens += 1
-            if detokenizer is None or token in self._stop_token_ids:
-                continue
-            piece = detokenizer.push_token(token)
-            if stop_words is not None and self._num_tokens > self._min_new_tokens:
-                piece = stop_words.push(piece)
-                if stop_words.found is not None:
-                    return text + piece, progress.token_ids[: i + 1], True
-            text += piece
-        if progress.finish_reason is not None and detokenizer is not None:
-            rest = detokenizer.flush()
-            if stop_words is not None:
-                rest = stop_words.push(rest) + stop_words.flush()
-                return text + rest, progress.token_ids, stop_words.found is not None
-            text += rest
-        return text, progress.token_ids, False
+    def _read(self, progress: Progress, is_last: bool) -> Piece:
+        """The next piece; where nothing was read so far, the whole: what the pieces of a stream give together."""
+        if self._reads_tokens:
+            return self._reader.read(progress.token_ids, is_last=is_last)
+        ids = [*self._held_ids, *progress.token_ids]
+        shown = [token for token in ids if token not in self._rules.token_ids]
+        text = "" if self._decode is None else self._decode(shown)
+        if self._rules.shows_stop and self._decode_stop is not None and ids and ids[-1] in self._rules.token_ids:
+            text += self._decode_stop(ids[-1:])
+        return Piece(text, len(progress.token_ids), False)
 
     def _send(self, text: str, token_ids: list[int], reason: str | None, error: str | None) -> bool:
         """Whether the piece was taken: a listener that is gone (a closed event loop) must not take the engine along."""
-        piece = Response(text, token_ids, reason, self._num_input_tokens, self._num_tokens, error, self._index)
+        piece = Response(
+            text, token_ids, reason, self._num_input_tokens, self._num_tokens, error, self._index, self._sample_index
+        )
         try:
             self._deliver(piece)
         except Exception as gone:
