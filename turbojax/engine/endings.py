@@ -45,7 +45,7 @@ class Endings:
             reason = "length"
         if reason is not None:
             self._end(request, reason)
-        if report(request, Progress(token_ids, reason)) and reason is None:
+        if report(request, Progress(token_ids, reason, num_cached_tokens=request.num_cached_tokens)) and reason is None:
             self._end(request, reason := "stop")
         self._metrics.num_finished_requests += reason is not None
 
@@ -53,7 +53,7 @@ class Endings:
         """Ends a request with an error."""
         self._metrics.num_failed_requests += 1
         self._end(request, "error")
-        report(request, Progress([], "error", error))
+        report(request, Progress([], "error", error, request.num_cached_tokens))
 
     def fail_not_finite(self, request: Request) -> None:
         """Ends a request whose logits are not finite."""

@@ -20,6 +20,8 @@ class EngineMetrics:
         num_finished_requests: requests that ended by a stop or their length.
         num_cancelled_requests: requests that were cancelled, or whose listener went away.
         num_timed_out_requests: requests whose time was over before they were done.
+        num_prompt_tokens: of requests that took a slot for the first time.
+        num_cached_tokens: those of them that the prefix cache had.
         num_preemptions: times that a request gave up its pages to another and was recomputed later.
     """
 
@@ -33,6 +35,8 @@ class EngineMetrics:
     num_finished_requests: int = 0
     num_cancelled_requests: int = 0
     num_timed_out_requests: int = 0
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
     num_preemptions: int = 0
 
     def snapshot(self) -> dict[str, int]:

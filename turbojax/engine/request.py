@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
 from turbojax.engine.plan import SamplingParams, SlotJoin
+from turbojax.engine.prefix_cache import Trail
 
 Sink = Callable[["Progress"], bool]
 
@@ -26,11 +27,15 @@ class Status(enum.Enum):
 
 
 class Progress(NamedTuple):
-    """New tokens of a request; the last one carries a finish reason (`stop`, `length`, `timeout`, `error`)."""
+    """New tokens of a request; the last one carries a finish reason (`stop`, `length`, `timeout`, `error`).
+
+    `num_cached_tokens` of its prompt were found in the prefix cache.
+    """
 
     token_ids: list[int]
     finish_reason: str | None = None
     error: Exception | None = None
+    num_cached_tokens: int = 0
 
 
 @dataclass(eq=False)
@@ -45,11 +50,15 @@ class Request:
         max_len: it ends once prompt and generated tokens together count this many.
         min_len: no stop token before it is this long.
         priority: lower ones are admitted first; see `WaitingQueue`.
+        cache_salt: pages are shared only among requests of one salt.
+        reads_cache: False computes the whole prompt, for what is wanted of each of its rows.
         deadline_s: by `time.monotonic`, when it ends with reason `timeout`; None is never.
         sink: receives its progress, in the engine's thread; returns True to end the request there (a stop word).
         generated_ids: tokens so far, those of committed steps.
         slot, page_ids: what it holds while it has a slot.
         num_prefilled_tokens: known tokens whose K and V are in the pool, or will be by the steps in flight.
+        num_committed_tokens: those of them whose steps are committed.
+        num_cached_tokens: tokens of the prompt that the prefix cache had when it first took a slot.
         num_planned_tokens: its length once the steps in flight have all given their tokens.
         num_steps_in_flight: steps that name its slot and are not committed.
         is_dirty: its pages hold numbers that are not finite.
@@ -63,6 +72,8 @@ class Request:
     max_len: int
     min_len: int = 0
     priority: int = 0
+    cache_salt: Hashable = None
+    reads_cache: bool = True
     deadline_s: float | None = None
     sink: Sink = lambda progress: False
     generated_ids: list[int] = field(default_factory=list)
@@ -70,11 +81,14 @@ class Request:
     slot: int = -1
     page_ids: list[int] = field(default_factory=list)
     num_prefilled_tokens: int = 0
+    num_committed_tokens: int = 0
+    num_cached_tokens: int = 0
     num_planned_tokens: int = 0
     num_steps_in_flight: int = 0
     is_dirty: bool = False
     served_at: int = 0
     finish_reason: str | None = None
+    trail: Trail = field(default_factory=Trail)
 
     @property
     def num_tokens(self) -> int:
@@ -116,4 +130,5 @@ class Request:
         assert self.num_tokens <= self.max_len, self
         if self.status is Status.RUNNING:
             assert self.num_prefilled_tokens <= self.num_prefill_tokens <= self.num_tokens, self
+            assert self.num_committed_tokens < self.num_tokens, self
             assert self.num_tokens <= self.num_planned_tokens <= self.max_len, self

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from itertools import takewhile
 
 from turbojax.engine.block_pool import BlockPool
 from turbojax.engine.metrics import EngineMetrics
+from turbojax.engine.prefix_cache import Match, PrefixCache
 from turbojax.engine.request import Request, Status
 from turbojax.engine.waiting import WaitingQueue
 
@@ -14,29 +16,49 @@ from turbojax.engine.waiting import WaitingQueue
 class Roster:
     """Requests with a slot (`running`, oldest first) and without (`waiting`, in order of their turn)."""
 
-    def __init__(self, num_slots: int, pool: BlockPool, metrics: EngineMetrics) -> None:
-        self.pool, self.num_slots, self.metrics = pool, num_slots, metrics
+    def __init__(self, num_slots: int, pool: BlockPool, cache: PrefixCache, metrics: EngineMetrics) -> None:
+        self.pool, self.cache, self.num_slots, self.metrics = pool, cache, num_slots, metrics
         self.waiting = WaitingQueue()
         self.running: list[Request] = []
         self._free_slots = list(range(num_slots - 1, -1, -1))
-        self._dirty_pages: list[int] = []
+        self._dirty_pages: list[int] = []  # free
+        self._suspect_pages: set[int] = set()  # dirty once nobody holds them any more
 
     @property
     def has_free_slot(self) -> bool:
         return bool(self._free_slots)
 
-    def admit(self, request: Request, num_pages: int) -> None:
-        """Gives a waiting request a slot and pages, of which there must be enough."""
-        page_ids = self.pool.allocate(num_pages)
-        assert page_ids is not None
+    def admit(self, request: Request, match: Match, suspect: Request | None) -> bool:
+        """Gives a waiting request a slot and pages, of which it shares those of the match; False if there are too few.
+
+        For a suspect, the newest running requests give way.
+        """
+        pool, num_shared = self.pool, len(match.page_ids)
+        pool.share(match.page_ids)
+        num_pages = pool.pages_for(request.num_tokens)
+        # One page more than its tokens need, so that it does not give way at its first decode step.
+        num_wanted = min(num_pages + 1, pool.pages_for(request.max_len))
+        new = pool.allocate(num_pages - num_shared) if self._make_room(num_wanted - num_shared, suspect) else None
+        if new is None:
+            pool.release(reversed(match.page_ids))
+            return False
         self.waiting.admit(request)
-        request.status, request.page_ids, request.slot = Status.RUNNING, page_ids, self._free_slots.pop()
-        request.num_prefilled_tokens, request.num_prefill_tokens = 0, request.num_tokens
-        request.num_planned_tokens = request.num_tokens
+        self._count(request, match)
+        request.status, request.page_ids, request.slot = Status.RUNNING, match.page_ids + new, self._free_slots.pop()
+        request.num_prefilled_tokens = request.num_committed_tokens = match.num_tokens
+        request.num_planned_tokens = request.num_prefill_tokens = request.num_tokens
+        self.cache.place(request, match)
         self.running.append(request)
+        return True
+
+    def _count(self, request: Request, match: Match) -> None:
+        if request.num_prefill_tokens == 0:  # it never had a slot
+            request.num_cached_tokens = match.num_tokens
+            self.metrics.num_prompt_tokens += len(request.prompt_ids)
+            self.metrics.num_cached_tokens += match.num_tokens
 
     def take_pages(self, needy: Request, num_pages: int, suspect: Request | None) -> list[int] | None:
-        """Pages from the free ones, or from the newest running requests behind `needy`, which give way.
+        """Pages that nobody holds, or those of the newest running requests behind `needy`, which give way.
 
         All others stand behind a suspect: they do not run while it does.
         """
@@ -46,9 +68,9 @@ class Roster:
                 return None
         return page_ids
 
-    def make_room(self, num_pages: int, suspect: Request | None) -> bool:
-        """Whether so many pages are free for a newcomer; for a suspect, the newest running requests give way."""
-        while self.pool.num_free_pages() < num_pages:
+    def _make_room(self, num_pages: int, suspect: Request | None) -> bool:
+        """Whether so many pages are there for a newcomer; for a suspect, the newest running requests give way."""
+        while self.pool.num_available_pages() < num_pages:
             if suspect is None or not self.give_way(reversed(self.running)):
                 return False
         return True
@@ -67,17 +89,29 @@ class Roster:
         """Frees slot and pages of a request that gives them up, once no step in flight names it."""
         if request.num_steps_in_flight or request.status not in (Status.RETIRING, Status.YIELDING):
             return
-        self.pool.release(request.page_ids)
-        if request.is_dirty:
-            self._dirty_pages += request.page_ids
+        self._give_up_pages(request)
         self._free_slots.append(request.slot)
         self.running.remove(request)
-        request.page_ids, request.slot = [], -1
+        request.slot = -1
         if request.status is Status.RETIRING:
             request.status = Status.FINISHED
         else:
             request.status = Status.WAITING
             self.waiting.put_back(request)
+
+    def _give_up_pages(self, request: Request) -> None:
+        """The last page goes first: what hangs on a page in the cache is idle for longer than the page."""
+        if request.is_dirty:
+            self._suspect_pages.update(request.page_ids[request.trail.num_shared_pages :])
+            self.cache.forget(request)
+        else:
+            self.cache.leave(request)
+        page_ids, request.page_ids = request.page_ids[::-1], []
+        self.pool.release(page_ids)
+        if self._suspect_pages:
+            dirty = [p for p in page_ids if p in self._suspect_pages and not self.pool.num_references(p)]
+            self._dirty_pages += dirty
+            self._suspect_pages.difference_update(dirty)
 
     def vacate(self) -> None:
         """All state on the device is lost: everyone who holds a slot gives it up at once, to run or to end later."""
@@ -86,19 +120,24 @@ class Roster:
             if request.status is Status.RUNNING:
                 request.status = Status.YIELDING
             self.settle(request)
+        self.cache.clear()
         self._dirty_pages.clear()  # a fresh pool is clean
+        self._suspect_pages.clear()
 
     def take_dirty_pages(self) -> tuple[int, ...]:
-        """Freed pages that must be zeroed before anybody writes to them; the caller sees to it."""
+        """Free pages that must be zeroed before anybody writes to them; the caller sees to it."""
         dirty, self._dirty_pages = tuple(self._dirty_pages), []
         return dirty
 
     def check_integrity(self) -> None:
-        """Pages and slots are each held once or free; nothing is lost."""
+        """Pages are held as often as they are counted, slots once; nothing is lost."""
         self.pool.check_integrity()
-        held = [page for r in self.running for page in r.page_ids]
-        assert len(set(held)) == len(held), "two requests hold one page"
-        assert len(held) == self.pool.num_usable_pages - self.pool.num_free_pages(), "pages have no owner"
+        self.cache.check_integrity()
+        held = Counter(page for r in self.running for page in r.page_ids)
+        assert all(self.pool.num_references(page) == number for page, number in held.items()), "pages are miscounted"
+        num_held = self.pool.num_usable_pages - self.pool.num_available_pages()
+        assert len(held) == num_held, "pages have no owner"
+        assert all(len(set(r.page_ids)) == len(r.page_ids) for r in self.running), "a request holds a page twice"
         slots = [r.slot for r in self.running]
         assert sorted(slots + self._free_slots) == list(range(self.num_slots)), "slots are lost or doubled"
         self.waiting.check()

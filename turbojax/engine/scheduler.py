@@ -19,7 +19,9 @@ from turbojax.engine.block_pool import BlockPool
 from turbojax.engine.endings import ALIVE, Endings
 from turbojax.engine.limits import SchedulerConfig, check_prompt
 from turbojax.engine.metrics import EngineMetrics
-from turbojax.engine.plan import PageGrant, PrefillChunk, SlotJoin, StepPlan, StepResult
+from turbojax.engine.plan import PageGrant, PrefillChunk, StepPlan, StepResult
+from turbojax.engine.prefilling import PrefillPlanner
+from turbojax.engine.prefix_cache import PrefixCache
 from turbojax.engine.probation import Probation
 from turbojax.engine.request import Request, Status
 from turbojax.engine.roster import Roster
@@ -28,10 +30,19 @@ from turbojax.engine.roster import Roster
 class Scheduler:
     """First come, first served in a priority. When pages run out, the newest running request is recomputed later."""
 
-    def __init__(self, config: SchedulerConfig, pool: BlockPool, metrics: EngineMetrics | None = None) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        pool: BlockPool,
+        metrics: EngineMetrics | None = None,
+        cache: PrefixCache | None = None,
+    ) -> None:
+        """Without a cache, no request reads what another has computed."""
         self.config, self.pool = config, pool
         self.metrics = metrics or EngineMetrics()
-        self._roster = Roster(config.num_slots, pool, self.metrics)
+        self._cache = PrefixCache(pool, is_enabled=False) if cache is None else cache
+        self._roster = Roster(config.num_slots, pool, self._cache, self.metrics)
+        self._prefills = PrefillPlanner(config, self._roster)
         self.waiting, self.running = self._roster.waiting, self._roster.running
         self._step_ids = count()
         self._in_flight: dict[int, dict[int, Request]] = {}
@@ -92,18 +103,18 @@ class Scheduler:
         num_steps = 1 if busy else self.config.steps_for(len(able), self.pool.pages_for(longest))
         ready = [r for r in able if r.is_prefilled] if prefilling else able
         grants, decoding = self._plan_decode(ready, num_steps, suspect)
-        chunks, budget = self._plan_running_chunks(prefilling, self.config.max_prefill_tokens)
-        joins = self._plan_admissions(chunks, budget, suspect)
-        is_empty = not decoding and not chunks
+        part = self._prefills.plan(prefilling, suspect)
+        is_empty = not decoding and not part.chunks
         plan = StepPlan(
             step_id=next(self._step_ids),
             dirty_pages=() if is_empty else self._roster.take_dirty_pages(),
-            joins=tuple(joins),
+            page_copies=tuple(part.copies),
+            joins=tuple(part.joins),
             page_grants=tuple(grants),
             decode_slots=tuple([r.slot for r in decoding]),
             num_decode_steps=num_steps,
             max_decode_pages=max([len(r.page_ids) for r in decoding], default=0),
-            prefill_chunks=tuple(chunks),
+            prefill_chunks=tuple(part.chunks),
         )
         self._launch(plan, decoding)
         return plan
@@ -137,54 +148,6 @@ class Scheduler:
         request.page_ids += new
         return True
 
-    def _plan_running_chunks(self, prefilling: list[Request], budget: int) -> tuple[list[PrefillChunk], int]:
-        """The next chunk of every request that is still being prefilled, and the budget that is left."""
-        chunks: list[PrefillChunk] = []
-        for request in prefilling:
-            if request.status is not Status.RUNNING or len(chunks) == self.config.max_chunks:
-                continue
-            chunk = self._next_chunk(request, budget)
-            if chunk is not None:
-                chunks.append(chunk)
-                budget -= len(chunk.token_ids)
-        return chunks, budget
-
-    def _next_chunk(self, request: Request, budget: int) -> PrefillChunk | None:
-        """As much of the rest as the budget holds; chunks other than the last end at a page edge."""
-        start, end = request.num_prefilled_tokens, request.num_prefill_tokens
-        if end - start > budget:
-            end = (start + budget) // self.pool.page_len * self.pool.page_len
-        if end <= start:
-            return None
-        is_last = end == request.num_prefill_tokens
-        return PrefillChunk(request.slot, request.token_ids(start, end), start, is_last)
-
-    def _plan_admissions(self, chunks: list[PrefillChunk], budget: int, suspect: Request | None) -> list[SlotJoin]:
-        """Gives slots and pages to waiting requests, in order, while both and the budget last; adds their chunks."""
-        joins: list[SlotJoin] = []
-        while self._roster.has_free_slot and len(chunks) < self.config.max_chunks:
-            request = self._next_waiting(suspect)
-            if request is None or budget < min(request.num_tokens, self.pool.page_len):
-                break
-            # One page more than its tokens need, so that it does not give way at its first decode step.
-            num_pages = self.pool.pages_for(request.num_tokens)
-            num_wanted = min(num_pages + 1, self.pool.pages_for(request.max_len))
-            if not self._roster.make_room(num_wanted, suspect):
-                break
-            self._roster.admit(request, num_pages)
-            joins.append(request.as_join())
-            chunk = self._next_chunk(request, budget)
-            if chunk is not None:
-                chunks.append(chunk)
-                budget -= len(chunk.token_ids)
-        return joins
-
-    def _next_waiting(self, suspect: Request | None) -> Request | None:
-        """Who may be admitted now: the first in the queue, or the suspect alone."""
-        if suspect is not None:
-            return suspect if suspect.status is Status.WAITING else None
-        return self.waiting.first()
-
     def _launch(self, plan: StepPlan, decoding: list[Request]) -> None:
         """Moves lengths on, as if the step's tokens were in."""
         named = {request.slot: request for request in decoding}
@@ -207,6 +170,7 @@ class Scheduler:
         """Takes in the tokens of a step: hands them to the requests' sinks, ends those that are done."""
         self.metrics.num_steps += 1
         running = Status.RUNNING
+        chunks = {chunk.slot: chunk for chunk in plan.prefill_chunks}
         for slot, request in self._in_flight.pop(plan.step_id).items():
             request.num_steps_in_flight -= 1
             token_ids = result.tokens.get(slot)
@@ -217,8 +181,21 @@ class Scheduler:
                 request.is_dirty = True  # whatever ended it: its pages must be zeroed
                 if request.status in ALIVE:
                     self.endings.fail_not_finite(request)
+            else:
+                self._keep_pages(request, chunks.get(slot))
             if request.status is not running:
                 self._roster.settle(request)
+
+    def _keep_pages(self, request: Request, chunk: PrefillChunk | None) -> None:
+        """What a committed step has written can be found by others from now on."""
+        if chunk is not None:
+            request.num_committed_tokens = chunk.num_history_tokens + len(chunk.token_ids)
+        else:  # K and V of the newest token are not written yet
+            request.num_committed_tokens = len(request.prompt_ids) + len(request.generated_ids) - 1
+        if request.num_committed_tokens >= request.trail.next_len:
+            self._cache.enter(request)
+        if chunk is not None and chunk.is_last:
+            self._cache.enter_tail(request)
 
     # -- failures -----------------------------------------------------------------------------------------
 
