@@ -39,6 +39,7 @@ class FakeRunner:
         assert not (plan.prefill_chunks and plan.num_decode_steps != 1)
         for page in plan.dirty_pages:
             self.pages[page] = {}
+        self.copy_pages(plan)
         for join in plan.joins:
             assert 0 <= join.slot < self.num_slots
             self.slots[join.slot] = {"table": list(join.page_ids[0]), "join": join, "length": 0, "active": False}
@@ -46,12 +47,8 @@ class FakeRunner:
             table = self.slots[grant.slot]["table"]
             assert grant.page_index == len(table), "grants continue the table"
             table.append(grant.page_id)
-        tables = [
-            p for s in (*plan.decode_slots, *(c.slot for c in plan.prefill_chunks)) for p in self.slots[s]["table"]
-        ]
-        assert len(set(tables)) == len(tables), "two sequences of one step share a page"
-        assert 0 not in tables
         named = [*plan.decode_slots, *(c.slot for c in plan.prefill_chunks)]
+        assert not any(0 in self.slots[slot]["table"] for slot in named)
         assert len(set(named)) == len(named), "a slot is named twice"
         tokens = {slot: [] for slot in plan.decode_slots}
         for slot in plan.decode_slots:
@@ -69,6 +66,11 @@ class FakeRunner:
                 state["active"] = True
                 tokens[chunk.slot] = [self.sample(chunk.slot)]
         return plan, tokens
+
+    def copy_pages(self, plan: StepPlan) -> None:
+        for copy in plan.page_copies:
+            source = self.pages[copy.source_id]
+            self.pages[copy.target_id] = {offset: source[offset] for offset in range(copy.num_tokens)}
 
     def write(self, slot: int, position: int, token_ids) -> None:
         table = self.slots[slot]["table"]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 from hypothesis import strategies as st
 
 from tests.engine.fake import VOCAB, FakeRunner, continuation, prompt_of
 from turbojax.engine.block_pool import BlockPool
 from turbojax.engine.limits import SchedulerConfig
 from turbojax.engine.plan import SamplingParams
+from turbojax.engine.prefix_cache import PrefixCache
 from turbojax.engine.request import Request, Status
 from turbojax.engine.scheduler import Scheduler
 
@@ -17,48 +19,71 @@ PAGE_LEN = 4
 class StrictRunner(FakeRunner):
     """Refuses plans that touch pages or slots that are not theirs.
 
-    A page given to a sequence is empty, so reading what was not written fails. A page must be held in the block pool
-    from the dispatch to the fetch of every step that names its sequence; until then neither it nor the slot may go to
-    another one. A sequence that lost a page must not be named again.
+    A page given to a sequence is empty, so reading what was not written fails; pages that it shares are full. A page
+    must be held in the block pool from the dispatch to the fetch of every step that names its sequence; until then
+    neither it nor the slot may go to another one. A sequence that lost a page must not be named again. Nobody writes
+    to a page that another one holds, or twice to a place.
     """
 
     def __init__(self, num_slots: int, page_len: int, pool: BlockPool) -> None:
         super().__init__(num_slots, page_len)
         self.pool = pool
-        self.owner: dict[int, object] = {}  # page -> the join of its sequence
-        self.in_flight: list[dict[int, object]] = []  # for each step the joins that it names, by slot
+        self.gifts: dict[int, int] = {}  # page -> how often it was given to somebody
+        self.tables: dict[int, dict[int, int]] = {}  # slot -> its pages, and their gifts
+        self.in_flight: list[dict[int, dict[int, int]]] = []  # for each step the tables that it names, by slot
         self.num_joins = 0
 
     def dispatch(self, plan):
-        busy = {id(join): join for step in self.in_flight for join in step.values()}
-        busy_slots = {join.slot for join in busy.values()}
+        busy_slots = {slot for step in self.in_flight for slot in step}
+        histories = {chunk.slot: chunk.num_history_tokens for chunk in plan.prefill_chunks}
+        fresh = [grant.page_id for grant in plan.page_grants]
         for join in plan.joins:
             assert join.slot not in busy_slots, "a slot changes hands while a step in flight names it"
-            for page in join.page_ids[0]:
-                self.give(page, join, busy)
+            num_shared = histories[join.slot] // self.page_len
+            for page in join.page_ids[0][:num_shared]:
+                assert len(self.pages[page]) == self.page_len, f"page {page} is shared before it is full"
+            fresh += join.page_ids[0][num_shared:]
+        self.give(fresh)
         self.num_joins += len(plan.joins)
-        joined = {join.slot: join for join in plan.joins}
+        for join in plan.joins:
+            self.tables[join.slot] = {page: self.gifts[page] for page in join.page_ids[0]}
         for grant in plan.page_grants:
-            self.give(grant.page_id, joined.get(grant.slot) or self.slots[grant.slot]["join"], busy)
+            self.tables[grant.slot][grant.page_id] = self.gifts[grant.page_id]
+        self.fresh = set(fresh)
         handle = super().dispatch(plan)
-        named = {slot: self.slots[slot]["join"] for slot in slots_of(plan)}
-        self.in_flight.append(named)
-        self.check_held(named)
+        self.in_flight.append({slot: dict(self.tables[slot]) for slot in slots_of(plan)})
+        self.check_held(self.in_flight[-1])
         tables = [len(self.slots[slot]["table"]) for slot in plan.decode_slots]
         assert max(tables, default=0) == plan.max_decode_pages
         return handle
 
-    def give(self, page: int, join, busy) -> None:
-        owner = self.owner.get(page)
-        assert owner is None or id(owner) not in busy, f"page {page} changes hands while a step in flight names it"
-        self.owner[page] = join
-        self.pages[page] = {}
+    def give(self, page_ids) -> None:
+        busy = {page for step in self.in_flight for table in step.values() for page in table}
+        assert len(set(page_ids)) == len(page_ids), "a page is given twice"
+        for page in page_ids:
+            assert page not in busy, f"page {page} changes hands while a step in flight names it"
+            self.gifts[page] = self.gifts.get(page, 0) + 1
 
-    def check_held(self, named) -> None:
-        for slot, join in named.items():
-            for page in self.slots[slot]["table"]:
-                assert self.owner[page] is join, f"page {page} belongs to another sequence by now"
-                assert page not in self.pool._free[0], f"page {page} is free while a step in flight names it"
+    def copy_pages(self, plan) -> None:
+        targets = {copy.target_id for copy in plan.page_copies}
+        assert targets <= self.fresh, "a copy goes to a page that is not new"
+        super().copy_pages(plan)
+        for page in self.fresh - targets:
+            self.pages[page] = {}
+
+    def check_held(self, step) -> None:
+        for table in step.values():
+            for page, gift in table.items():
+                assert self.gifts[page] == gift, f"page {page} belongs to another sequence by now"
+                assert self.pool.num_references(page) > 0, f"page {page} is free while a step in flight names it"
+
+    def write(self, slot: int, position: int, token_ids) -> None:
+        table = self.slots[slot]["table"]
+        for place in range(position, position + len(token_ids)):
+            page = table[place // self.page_len]
+            assert self.pool.num_references(page) == 1, f"page {page} is written to while another one holds it"
+            assert place % self.page_len not in self.pages.get(page, {}), f"page {page} is written twice at a place"
+        super().write(slot, position, token_ids)
 
     def fetch(self, handle):
         self.check_held(self.in_flight[0])
@@ -67,7 +92,8 @@ class StrictRunner(FakeRunner):
 
     def reset(self):
         super().reset()
-        self.owner.clear()
+        self.gifts.clear()
+        self.tables.clear()
         self.in_flight.clear()
 
 
@@ -76,16 +102,19 @@ def slots_of(plan):
     return (*plan.decode_slots, *(chunk.slot for chunk in plan.prefill_chunks))
 
 
-def make(num_pages=20, num_slots=3, budget=12, num_decode_steps=1, session_len=60, runner_type=StrictRunner):
+def make(
+    num_pages=20, num_slots=3, budget=12, num_decode_steps=1, session_len=60, runner_type=StrictRunner, caching=False
+):
     """A scheduler and a runner on one pool."""
     pool = BlockPool(num_pages, PAGE_LEN)
     runner = runner_type(num_slots, PAGE_LEN, pool)
     config = SchedulerConfig(num_slots, session_len, budget, runner.max_prefill_chunks, num_decode_steps)
-    return Scheduler(config, pool), runner
+    return Scheduler(config, pool, cache=PrefixCache(pool, is_enabled=caching)), runner
 
 
-def request(request_id, prompt_len, num_new, stop_ids=()):
-    prompt = prompt_of(prompt_len, request_id)
+def request(request_id, prompt_len, num_new, stop_ids=(), stem=()):
+    """A request whose prompt begins with `stem` and is its own behind."""
+    prompt = np.concatenate([np.asarray(stem, np.int32)[:prompt_len], prompt_of(prompt_len, request_id)])[:prompt_len]
     return Request(request_id, prompt, SamplingParams(seed=request_id), tuple(stop_ids), prompt_len + num_new)
 
 
@@ -116,6 +145,7 @@ arrivals = st.lists(
     st.fixed_dictionaries(
         {
             "prompt_len": st.integers(1, 20),
+            "stem_len": st.integers(0, 20),  # it begins like all others
             "num_new": st.integers(1, 24),
             "at": st.integers(0, 15),
             "cancel_after": st.none() | st.integers(0, 25),
@@ -132,6 +162,7 @@ setups = st.fixed_dictionaries(
         "num_slots": st.integers(1, 5),
         "budget": st.integers(4, 40),
         "num_decode_steps": st.sampled_from([1, 2, 4]),
+        "caching": st.booleans(),
     }
 )
 
@@ -143,7 +174,8 @@ class Load:
         self.stop_ids, self.requests, self.events = stop_ids, [], {}
         self.ends = {}  # request -> what its sink heard last: (finish reason, error)
         for i, arrival in enumerate(arrivals):
-            r = request(i, arrival["prompt_len"], arrival["num_new"], stop_ids)
+            stem = prompt_of(20, 1000)[: arrival["stem_len"]]
+            r = request(i, arrival["prompt_len"], arrival["num_new"], stop_ids, stem)
             r.sink = self.sink_of(r, arrival["word_at"])
             self.requests.append((r, arrival))
             self.at(arrival["at"], lambda r=r: scheduler.add(r))

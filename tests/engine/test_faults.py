@@ -62,7 +62,7 @@ def test_survivors_of_random_faults_equal_the_undisturbed_run(
     runner.names_slots = names_slots
     load = Load(arrivals, scheduler, stop_ids)
     run(scheduler, runner, load.events)
-    assert scheduler.pool.num_free_pages() == setup["num_pages"] - 1
+    assert scheduler.pool.num_available_pages() == setup["num_pages"] - 1
     load.check(may_fail=poison.keys() | not_finite.keys())
     for r, _ in load.requests:
         error = load.ends.get(r, [(None, None)])[0][1]

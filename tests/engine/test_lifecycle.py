@@ -15,7 +15,7 @@ def test_no_page_or_slot_changes_hands_too_early_and_every_request_gives_what_it
     scheduler, runner = make(**setup)
     load = Load(arrivals, scheduler, stop_ids)
     drive(scheduler, runner, depth, load.events)
-    assert scheduler.pool.num_free_pages() == setup["num_pages"] - 1
+    assert scheduler.pool.num_available_pages() == setup["num_pages"] - 1
     load.check()
 
 

@@ -120,18 +120,18 @@ class Engine(RuleBasedStateMachine):
         assert num_ended == self.ends.total()
 
     def pages_are_counted(self):
-        """Free and used pages are all pages; a page has as many references as holders; no step names a free one."""
+        """Free, used and cached pages are all pages, each is one of these; no step names one that nobody holds."""
         pool = self.scheduler.pool
         holders = Counter(page for r in self.requests for page in r.page_ids)
         assert all(r.slot < 0 for r in self.requests if r.status in (Status.WAITING, Status.FINISHED))
         assert all(pool._references[0][page] == holders[page] for page in range(pool.num_pages))
-        free = set(pool._free[0])
+        free, cached = set(pool._free[0]), set(pool._idle[0])
         assert len(free) == len(pool._free[0]), "a page is free twice"
-        assert len(free) + len(holders) == pool.num_usable_pages
-        assert free.isdisjoint(holders)
+        assert len(free) + len(holders) + len(cached) == pool.num_usable_pages
+        assert len(free | holders.keys() | cached) == pool.num_usable_pages
         for step in self.runner.in_flight if self.failure is None else ():
             for slot in step:
-                assert free.isdisjoint(self.runner.slots[slot]["table"]), "a page of a step in flight is free"
+                assert (free | cached).isdisjoint(self.runner.slots[slot]["table"]), "a step in flight lost a page"
 
     def teardown(self):
         """Whatever happened, the requests that are left run to their ends and all pages are free again."""
@@ -143,7 +143,7 @@ class Engine(RuleBasedStateMachine):
             num_left -= 1
             assert num_left, "no progress"
         assert self.scheduler.is_idle
-        assert self.scheduler.pool.num_free_pages() == self.scheduler.pool.num_usable_pages
+        assert self.scheduler.pool.num_available_pages() == self.scheduler.pool.num_usable_pages
         for r in self.requests:
             self.check_end(r)
 
