@@ -15,6 +15,7 @@ from turbojax.cli.check_env import check_env
 from turbojax.cli.console import say_error
 from turbojax.cli.environment import prepare_environment
 from turbojax.cli.generate import generate
+from turbojax.cli.lite import lite
 from turbojax.errors import TurbojaxError
 
 
@@ -62,6 +63,7 @@ app.command()(generate)
 app.command()(chat)
 app.command("check_env")(check_env)
 app.add_typer(bench)
+app.add_typer(lite)
 
 
 def main() -> None:
