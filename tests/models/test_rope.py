@@ -78,6 +78,17 @@ def test_longrope_picks_its_factors_by_the_admitted_length():
     assert spec.attention_factor == pytest.approx(math.sqrt(1 + math.log(64 / 16) / math.log(16)))
 
 
+@pytest.mark.parametrize("kind", ["linear", "dynamic", "longrope"])
+def test_lengths_are_of_one_regime_where_they_have_the_same_frequencies(kind):
+    """Keys of one regime can be shared; those of two cannot."""
+    scaling = {"type": kind, "factor": 2.0, "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+    found = {length: freq({"rope_scaling": scaling, "original_max_position_embeddings": 32}, length)
+             for length in (1, 31, 32, 33, 63, 64, 65, 66, 200)}  # fmt: skip
+    for a, (freq_a, spec) in found.items():
+        for b, (freq_b, _) in found.items():
+            assert (spec.regime(a) == spec.regime(b)) == bool((freq_a == freq_b).all()), (a, b)
+
+
 def test_rotation_is_multiplication_by_unit_complex_numbers():
     spec = rope_from_config(BASE | {"partial_rotary_factor": 0.5}, HEAD_DIM)
     rng = np.random.default_rng(0)

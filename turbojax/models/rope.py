@@ -38,6 +38,12 @@ class RopeSpec:
     factor: float = 1.0
     original_max_len: int = 0
 
+    def regime(self, admitted_len: int) -> int:
+        """Equal for two lengths exactly where `row_inv_freq` gives both the same frequencies."""
+        if self.kind == "longrope":
+            return int(admitted_len > self.original_max_len)
+        return max(admitted_len, self.original_max_len) if self.kind == "dynamic" else 0
+
 
 def default_inv_freq(theta: float, rotary_dim: int) -> np.ndarray:
     """theta ** (-2i / rotary_dim), float64 [rotary_dim / 2]."""

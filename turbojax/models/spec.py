@@ -153,3 +153,7 @@ class ModelSpec:
     @property
     def num_layers(self) -> int:
         return sum(segment.num_layers for segment in self.segments)
+
+    def rope_regime(self, admitted_len: int) -> tuple[int, ...]:
+        """Sequences share keys only where it is the same for the lengths that they were admitted with."""
+        return tuple(segment.layer.rope.regime(admitted_len) for segment in self.segments)
