@@ -55,6 +55,14 @@ class QueueFullError(TurbojaxError):
     """The engine holds as many requests as it may; the message has the numbers."""
 
 
+class MissingExtraError(RequestError):
+    """The request needs a package that is not installed; the message names the extra."""
+
+
+class GuideError(RequestError):
+    """A guided request came to a place where its response format or its bad words leave no token."""
+
+
 class EngineClosedError(TurbojaxError):
     """The engine was closed before the request ended."""
 

@@ -25,6 +25,11 @@ class Tokenizer:
         return len(self._inner)
 
     @property
+    def backend(self) -> Any:
+        """The `tokenizers.Tokenizer` behind it; None for one that is written in Python."""
+        return self._backend
+
+    @property
     def bos_id(self) -> int | None:
         return self._inner.bos_token_id
 

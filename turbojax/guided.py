@@ -1,0 +1,147 @@
+"""Guided decoding: response formats as guides, through llguidance (the extra `guided`)."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from turbojax.engine.guides import Guide, num_mask_words
+from turbojax.errors import ConfigError, GuideError, MissingExtraError
+
+if TYPE_CHECKING:
+    from turbojax.tokenizer import Tokenizer
+
+FORMS = (
+    '{"type": "json_schema", "json_schema": schema or {"schema": schema}}, {"type": "json_object"}, '
+    '{"type": "regex_schema", "regex_schema": pattern}, {"type": "choice", "choice": [texts]}, '
+    '{"type": "grammar", "grammar": Lark} or {"type": "text"}'
+)
+# JSON lets white space go on for ever between two tokens, and small models take the invitation. More than this is
+# never needed: a line break and the indentation of 15 levels of two spaces.
+WHITESPACE = r"[ \t\n]{0,32}"
+MAX_KEPT_GRAMMARS = 64
+
+
+def check_format(response_format: Any) -> bool:
+    """Whether a response format has a form that is known; what it holds is compiled later."""
+    if not isinstance(response_format, Mapping):
+        return False
+    kind = response_format.get("type")
+    rest = response_format.get(kind) if isinstance(kind, str) else None
+    match kind:
+        case "text" | "json_object":
+            return len(response_format) == 1
+        case "json_schema":
+            is_form = isinstance(rest, Mapping | str)
+        case "regex_schema" | "grammar":
+            is_form = isinstance(rest, str)
+        case "choice":
+            is_form = isinstance(rest, list | tuple) and bool(rest) and all(isinstance(t, str) and t for t in rest)
+        case _:
+            return False
+    return is_form and len(response_format) == 2
+
+
+class GuideCompiler:
+    """Makes guides for one model; the tokenizer is read once. Any thread may call it."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_ids: Sequence[int]) -> None:
+        """
+        Raises:
+            MissingExtraError: llguidance is not installed.
+            ConfigError: the tokenizer cannot be read by it.
+        """
+        if importlib.util.find_spec("llguidance") is None:
+            raise MissingExtraError("response_format needs llguidance: pip install 'turbojax[guided]'")
+        from llguidance import LLTokenizer
+
+        if tokenizer.backend is None:
+            raise ConfigError("GenerationConfig", "response_format", "given", "None: the tokenizer is no fast one")
+        text, self._vocab_size = tokenizer.backend.to_str(), vocab_size
+        try:
+            self._tokenizer = LLTokenizer(text, n_vocab=vocab_size, eos_token=list(eos_ids) or None)
+        except ValueError as error:
+            accepted = f"None: llguidance cannot read the tokenizer: {error}"
+            raise ConfigError("GenerationConfig", "response_format", "given", accepted) from error
+        self._matcher = functools.lru_cache(MAX_KEPT_GRAMMARS)(self._compiled)
+
+    def guide(self, response_format: Mapping[str, Any]) -> Guide:
+        """A fresh guide, at the beginning of an answer. The same format is compiled once.
+
+        Raises:
+            ConfigError: it does not compile, and why.
+        """
+        return GrammarGuide(self._matcher(json.dumps(response_format)).deep_copy(), self._vocab_size)
+
+    def _compiled(self, response_format: str) -> Any:
+        from llguidance import LLMatcher
+
+        parts = json.loads(response_format)
+        try:
+            grammar = _grammar(parts)
+        except ValueError as error:  # a schema that is no JSON
+            raise _refusal(parts, str(error)) from error
+        failed, messages = LLMatcher.validate_grammar_with_warnings(grammar, self._tokenizer)
+        matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
+        if failed or matcher.is_error():
+            raise _refusal(parts, messages[0] if messages else matcher.get_error())
+        return matcher
+
+
+class GrammarGuide:
+    """Follows a grammar; an end-of-sequence token may come where the text can end."""
+
+    def __init__(self, matcher: Any, vocab_size: int) -> None:
+        self._matcher, self._num_words = matcher, num_mask_words(vocab_size)
+
+    def advance(self, token_ids: Sequence[int]) -> None:
+        if not self._matcher.consume_tokens(list(token_ids)):
+            raise GuideError(f"tokens {list(token_ids)} do not follow the response format")
+
+    def mask(self) -> np.ndarray:
+        mask = np.zeros(self._num_words, np.uint32)
+        self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        if self._matcher.is_error() or not mask.any():
+            raise GuideError(f"no token follows the response format here: {_first_line(self._matcher.get_error())}")
+        return mask
+
+    @property
+    def is_finished(self) -> bool:
+        return self._matcher.is_stopped()
+
+
+def _grammar(response_format: Mapping[str, Any]) -> str:
+    """llguidance's own form of a response format."""
+    from llguidance import LLMatcher
+
+    kind = response_format["type"]
+    rest: Any = response_format.get(kind)
+    match kind:
+        case "regex_schema":
+            return LLMatcher.grammar_from_regex(rest)
+        case "grammar":
+            return LLMatcher.grammar_from_lark(rest)
+        case "choice":
+            return LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(text) for text in rest))
+        case "json_object":
+            schema: Any = {"type": "object"}
+        case _:
+            schema = json.loads(rest) if isinstance(rest, str) else rest
+            schema = schema.get("schema", schema) if isinstance(schema, Mapping) else schema
+    if not isinstance(schema, Mapping):
+        raise ValueError("a JSON schema is an object")
+    return LLMatcher.grammar_from_json_schema(dict(schema), defaults={"whitespace_pattern": WHITESPACE})
+
+
+def _refusal(response_format: Mapping[str, Any], reason: str) -> ConfigError:
+    accepted = f"a {response_format['type']} that compiles: {_first_line(reason)}"
+    return ConfigError("GenerationConfig", "response_format", dict(response_format), accepted)
+
+
+def _first_line(text: str) -> str:
+    return " ".join(text.split("<state>")[0].split())
