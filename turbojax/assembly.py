@@ -127,6 +127,7 @@ def limits_of(config: EngineConfig, spec: ModelSpec) -> tuple[SchedulerConfig, B
         max_prefill_tokens=max_prefill_tokens,
         max_chunks=buckets.max_chunks,
         num_decode_steps=config.num_decode_steps,
+        max_queue_len=config.max_queue_len,
         max_multi_step_slots=buckets.max_multi_step_slots,
         max_multi_step_pages=buckets.narrow_table_len,
     )

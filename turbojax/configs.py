@@ -35,6 +35,8 @@ class EngineConfig:
         kv_policy: (bits of K, bits of V) of every layer; excludes the three fields above.
         max_prefill_token_num: most prompt tokens that one step computes; longer prompts go in chunks. None is 8192 on
             a GPU and 2048 elsewhere.
+        max_queue_len: most requests that the engine holds beyond those that run at once; more are refused with
+            QueueFullError. None is any number.
         num_decode_steps: tokens of each sequence per call to the device while no request waits.
         compile_ahead: compile every step before the first request instead of when it is met; None does on a GPU,
             where a process that runs many requests should not stop to compile, and not elsewhere.
@@ -55,6 +57,7 @@ class EngineConfig:
     v_bits: int | None = None
     kv_policy: tuple[tuple[int, int], ...] | None = None
     max_prefill_token_num: int | None = None
+    max_queue_len: int | None = None
     num_decode_steps: int = 4
     compile_ahead: bool | None = False
     debug: bool = False
@@ -80,6 +83,7 @@ class EngineConfig:
                 or is_int(self.max_prefill_token_num, page_len if is_int(page_len) else 1),
                 f"None or an int >= cache_block_seq_len ({page_len}): chunks end at page edges",
             ),
+            "max_queue_len": (self.max_queue_len is None or is_int(self.max_queue_len, 0), "None or an int >= 0"),
             "num_decode_steps": (
                 is_int(self.num_decode_steps, 1, page_len if is_int(page_len) else 1),
                 f"an int of 1 .. cache_block_seq_len ({page_len}): a call may enter one new page",

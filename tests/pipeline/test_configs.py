@@ -24,6 +24,8 @@ from turbojax.generation import model_defaults, with_defaults
         (GenerationConfig, "stop_words", [""]),
         (GenerationConfig, "stop_token_ids", [-1]),
         (GenerationConfig, "ignore_eos", 1),
+        (GenerationConfig, "priority", 1.5),
+        (GenerationConfig, "timeout_s", 0),
         (GenerationConfig, "include_stop_str_in_output", "yes"),
         (GenerationConfig, "n", 0),
         (GenerationConfig, "repetition_ngram_size", 2000),
@@ -39,6 +41,7 @@ from turbojax.generation import model_defaults, with_defaults
         (EngineConfig, "kv_policy", [(16,)]),
         (EngineConfig, "max_prefill_token_num", 10),
         (EngineConfig, "num_decode_steps", 65),
+        (EngineConfig, "max_queue_len", -1),
         (EngineConfig, "compile_ahead", "yes"),
     ],
 )
