@@ -81,8 +81,8 @@ def project_qkv(x: jax.Array, w: LayerWeights, layer: jax.Array, spec: LayerSpec
     return jnp.concatenate(by_head, axis=-1).reshape(1, x.shape[0], -1)
 
 
-def gated_ffw(x: jax.Array, w: LayerWeights, layer: jax.Array, spec: LayerSpec) -> jax.Array:
-    """down(act(gate(x)) * up(x)), [M, D] -> partial sums [S, M, D]; the product in float32."""
+def gated(x: jax.Array, w: LayerWeights, layer: jax.Array, spec: LayerSpec) -> jax.Array:
+    """act(gate(x)) * up(x), [M, D] -> [M, F]; the product in float32."""
     outs = [linear(x, part, layer) for part in w.gate_up]
     if len(outs) == 2:
         gate, up = outs
@@ -91,7 +91,7 @@ def gated_ffw(x: jax.Array, w: LayerWeights, layer: jax.Array, spec: LayerSpec) 
         gate, up = y[:, :, 0], y[:, :, 1]
     gate, up = gate.astype(jnp.float32), up.astype(jnp.float32)
     act = jax.nn.silu(gate) if spec.activation == "silu" else jax.nn.gelu(gate, approximate=True)
-    return linear_partial((act * up).astype(x.dtype).reshape(x.shape[0], -1), w.down, layer)
+    return (act * up).astype(x.dtype).reshape(x.shape[0], -1)
 
 
 def attend(q: jax.Array, pages: KVPages, layer: jax.Array, rows: Rows, spec: LayerSpec, group: int) -> jax.Array:
@@ -142,7 +142,7 @@ def run_segment(
         )  # fmt: skip
         attn = attend(q, pages, layer, rows, layer_spec, group).reshape(x.shape[0], -1)
         x, y = add(x, linear_partial(attn, w.o, layer), w.post_attn_norm, layer, w.ffw_norm, layer)
-        y = gated_ffw(y, w, layer, layer_spec)
+        y = linear_partial(gated(y, w, layer, layer_spec), w.down, layer)
         # The stream is normed for the next layer at once; behind the last one nobody reads that.
         x, y = add(x, y, w.post_ffw_norm, layer, w.attn_norm, jnp.minimum(layer + 1, last))
         return x, y, pages
