@@ -15,6 +15,7 @@ from checkpoints.errors import (
     ShapeMismatchError,
     UnsupportedFormatError,
 )
+from checkpoints.model_format import MODEL_FORMATS, resolve
 from checkpoints.tensors import (
     AffineFormat,
     Checkpoint,
@@ -27,6 +28,7 @@ from checkpoints.tensors import (
 )
 
 __all__ = [
+    "MODEL_FORMATS",
     "AffineFormat",
     "AffineTensor",
     "Checkpoint",
@@ -49,8 +51,14 @@ __all__ = [
 ]
 
 
-def open_checkpoint(path: str | Path) -> Checkpoint:
+def open_checkpoint(path: str | Path, model_format: str | None = None) -> Checkpoint:
     """Opens a Hugging Face folder (safetensors) or a .gguf file; reads config and headers only.
+
+    Beside them it reads the group of each input (`g_idx`) and the shape of packed codes, which belong to a format.
+
+    Args:
+        path: where it is.
+        model_format: what it must be, one of `MODEL_FORMATS`; None finds out.
 
     Raises:
         CheckpointError: one line that names the file, the tensor if it is one, the reason and the remedy.
@@ -59,12 +67,13 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     if path.is_dir():
         from checkpoints.hf_folder import open_folder
 
-        return open_folder(path)
+        return open_folder(path, model_format)
     if not path.exists():
         raise CheckpointFileError(path, "there is no such folder or file", hint="check the path")
     if path.suffix == ".gguf":
         from checkpoints.gguf_checkpoint import open_gguf
 
+        resolve(path, {"quant_method": "gguf"}, model_format)
         return open_gguf(path)
     hint = "give a folder with config.json and safetensors, or a .gguf file"
     raise UnsupportedFormatError(path, "is neither a folder nor a .gguf file", hint=hint)

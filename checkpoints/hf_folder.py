@@ -7,24 +7,24 @@ from pathlib import Path
 from typing import Any
 
 from checkpoints.errors import CheckpointFileError, ConfigError, CorruptFileError, UnsupportedFormatError
-from checkpoints.importers import IMPORTERS, import_tensors, method_of, unsupported
+from checkpoints.importers import import_tensors
+from checkpoints.model_format import resolve
 from checkpoints.safetensors_file import StoredTensor, read_safetensors
 from checkpoints.tensors import Checkpoint
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
+_LEGACY_CONFIGS = {"gptq": "quantize_config.json", "awq": "quant_config.json"}
 _OTHER_WEIGHTS = ("*.bin", "*.pth", "*.pt", "*.gguf")
 
 
-def open_folder(path: Path) -> Checkpoint:
+def open_folder(path: Path, model_format: str | None = None) -> Checkpoint:
     """Opens a folder with config.json and safetensors; see `checkpoints.open_checkpoint`."""
     config = read_json(path / "config.json", hint="a model folder needs its config.json")
     check_config(path / "config.json", config)
     generation_path = path / "generation_config.json"
     generation_config = read_json(generation_path) if generation_path.exists() else {}
-    quantization = _quantization(path, config)
-    if quantization is not None and method_of(quantization) not in IMPORTERS:
-        raise unsupported(path / "config.json", quantization)
+    quantization = resolve(path / "config.json", _quantization(path, config), model_format)
     stored = _stored_tensors(path)
     return Checkpoint(path, config, generation_config, import_tensors(path, quantization, stored))
 
@@ -59,7 +59,7 @@ def check_config(path: Path, config: dict[str, Any]) -> None:
 
 
 def _quantization(path: Path, config: dict[str, Any]) -> dict[str, Any] | None:
-    """The quantisation config: in config.json, or in GPTQ's own file of older checkpoints."""
+    """The quantisation config: in config.json, or in a file of its own as older GPTQ and AWQ checkpoints have it."""
     for key in ("quantization_config", "compression_config"):
         found = config.get(key)
         if isinstance(found, dict):
@@ -68,8 +68,10 @@ def _quantization(path: Path, config: dict[str, Any]) -> dict[str, Any] | None:
         if found is not None:
             hint = "a JSON object is expected"
             raise ConfigError(path / "config.json", f"{key!r} is {found!r}", hint=hint)
-    legacy = path / "quantize_config.json"
-    return {"quant_method": "gptq"} | read_json(legacy) if legacy.exists() else None
+    for method, name in _LEGACY_CONFIGS.items():
+        if (path / name).exists():
+            return {"quant_method": method} | read_json(path / name)
+    return None
 
 
 def _stored_tensors(path: Path) -> dict[str, StoredTensor]:

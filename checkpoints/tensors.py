@@ -64,10 +64,17 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class LogicalTensor:
-    """A tensor with the way to read it."""
+    """A tensor with the way to read it.
+
+    Attributes:
+        info: what the headers say.
+        read: reads it.
+        check: reads what is small of it (scales, zero points) and raises CheckpointError where that is broken.
+    """
 
     info: TensorInfo
     read: Callable[[], Tensor] = field(repr=False)
+    check: Callable[[], None] | None = field(default=None, repr=False)
 
 
 class Checkpoint:
@@ -108,3 +115,13 @@ class Checkpoint:
         if name not in self._logical:
             raise MissingTensorError(self.path, name)
         return self._logical[name].read()
+
+    def check(self) -> None:
+        """Reads the scales of quantised tensors, a few percent of the bytes, before anybody reads the rest.
+
+        Raises:
+            CheckpointError: some are not finite, or contradict the config; names file and tensor.
+        """
+        for tensor in self._logical.values():
+            if tensor.check is not None:
+                tensor.check()

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from checkpoints.eight_bit import BLOCK, CODES, EightBitTensor, blocks_of, eight_bit_tensor, one_scale_covers
-from checkpoints.errors import CorruptFileError, MissingTensorError, ShapeMismatchError, UnsupportedFormatError
+from checkpoints.errors import MissingTensorError, ShapeMismatchError, UnsupportedFormatError
+from checkpoints.importers.affine import check_finite
 from checkpoints.importers.dense import dense_tensor
 from checkpoints.safetensors_file import StoredTensor
 from checkpoints.tensors import EightBitFormat, LogicalTensor, TensorInfo
@@ -27,18 +28,6 @@ ZERO_POINTS = ("weight_zero_point", "input_zero_point")
 log = logging.getLogger(__name__)
 
 
-def expect(path: Path, field: str, value: Any, accepted: Sequence[Any]) -> None:
-    """Holds a field of `quantization_config` against what can be honoured.
-
-    Raises:
-        UnsupportedFormatError: naming the field, what came and what is accepted.
-    """
-    if value not in accepted:
-        reason = f"quantization_config: {field} is {value!r}"
-        hint = f"supported: {', '.join(map(repr, accepted))}"
-        raise UnsupportedFormatError(path / "config.json", reason, hint=hint)
-
-
 @dataclass(frozen=True)
 class _Reader:
     """Reads one weight and its scale."""
@@ -47,11 +36,10 @@ class _Reader:
     scale: StoredTensor
 
     def __call__(self) -> EightBitTensor:
-        scale = self.scale.read()
-        if not np.isfinite(scale.astype(np.float32)).all():
-            reason, hint = "holds values that are not finite", "download the file again"
-            raise CorruptFileError(self.scale.file, reason, tensor=self.scale.name, hint=hint)
-        return eight_bit_tensor(self.weight.read(), scale)
+        return eight_bit_tensor(self.weight.read(), self.scale.read())
+
+    def check(self) -> None:
+        check_finite(self.scale)
 
 
 def import_eight_bit(
@@ -91,7 +79,8 @@ def _logical(
         reason = f"is {weight.dtype} {list(weight.shape)}, and {scale.name!r} scales it"
         hint = f"supported: {' and '.join(dtype.name for dtype in CODES)} matrices with scales"
         raise UnsupportedFormatError(weight.file, reason, tensor=weight.name, hint=hint)
-    return LogicalTensor(_info(weight, scale), _Reader(weight, scale))
+    reader = _Reader(weight, scale)
+    return LogicalTensor(_info(weight, scale), reader, reader.check)
 
 
 def _info(weight: StoredTensor, scale: StoredTensor) -> TensorInfo:

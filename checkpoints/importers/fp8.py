@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from checkpoints.eight_bit import BLOCK
-from checkpoints.importers.eight_bit import expect, import_eight_bit
+from checkpoints.importers.eight_bit import import_eight_bit
+from checkpoints.importers.settings import expect
 from checkpoints.safetensors_file import StoredTensor
 from checkpoints.tensors import LogicalTensor
 

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from checkpoints.importers.eight_bit import expect, import_eight_bit
+from checkpoints.importers.eight_bit import import_eight_bit
+from checkpoints.importers.settings import expect
 from checkpoints.safetensors_file import StoredTensor
 from checkpoints.tensors import LogicalTensor
 

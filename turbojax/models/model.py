@@ -61,6 +61,7 @@ def load_model(
     *,
     dtype: str = "auto",
     kv_bits: KVBits | Callable[[int], KVBits] = (16, 16),
+    model_format: str | None = None,
     place: Place = jnp.asarray,
     progress: Callable[[float], None] | None = None,
 ) -> Model:
@@ -70,6 +71,7 @@ def load_model(
         path: where it is.
         dtype: "auto" | "float32" | "bfloat16" | "float16", of activations and dense weights.
         kv_bits: bits of K and of V in the KV cache (16, 8 or 4), for all layers or as a function of the layer.
+        model_format: what the checkpoint must be, see `checkpoints.MODEL_FORMATS`; None finds out.
         place: host array -> device array.
         progress: called with the share of the weights' bytes loaded since the last call.
 
@@ -77,10 +79,11 @@ def load_model(
         CheckpointError: a file is broken, a tensor is missing or has the wrong shape.
         ModelConfigError: the config names an unknown architecture or something that cannot be honoured.
     """
-    checkpoint = open_checkpoint(Path(path))
+    checkpoint = open_checkpoint(Path(path), model_format)
     arch = architecture_of(checkpoint.config)
     bits = kv_bits if callable(kv_bits) else lambda layer: kv_bits
     spec = plan_model(checkpoint, arch, resolve_dtype(dtype, checkpoint.config), bits)
+    checkpoint.check()
     total = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(abstract_weights(spec)))
     share = None if progress is None else lambda num_bytes: progress(num_bytes / total)
     weights = load_weights(checkpoint, arch, spec, place=place, progress=share)
