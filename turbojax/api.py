@@ -93,6 +93,7 @@ class Pipeline:
 
         Raises:
             RequestError, ConfigError: a prompt or a field is invalid; names the prompt's index.
+            QueueFullError: the engine would hold more requests than it may (`EngineConfig.max_queue_len`).
             EngineClosedError: the pipeline is closed.
             EngineFailedError: the engine cannot go on; requests that it had have ended with the same error.
         """
@@ -111,12 +112,11 @@ class Pipeline:
     def _stream(self, requests: Requests, receive: Callable[[], Response]) -> Generator[Response, None, None]:
         unfinished = dict(requests)
         try:
-            for request in requests.values():
-                self._loop.submit(request)
+            self._loop.submit(*requests.values())
             while unfinished:
                 piece = receive()
                 if piece.finish_reason is not None:
-                    del unfinished[piece.index, piece.sample_index]
+                    self._loop.leave(unfinished.pop((piece.index, piece.sample_index)))
                 yield piece
         finally:
             for request in unfinished.values():
@@ -146,12 +146,11 @@ class Pipeline:
         requests = self._builder.requests(prompts, gen_config, deliver, do_preprocess=do_preprocess, whole=whole)
         unfinished = dict(requests)
         try:
-            for request in requests.values():
-                self._loop.submit(request)
+            self._loop.submit(*requests.values())
             while unfinished:
                 piece = await outbox.get()
                 if piece.finish_reason is not None:
-                    del unfinished[piece.index, piece.sample_index]
+                    self._loop.leave(unfinished.pop((piece.index, piece.sample_index)))
                 yield piece
         finally:
             for request in unfinished.values():

@@ -40,6 +40,9 @@ class GenerationConfig:
         skip_special_tokens: leave special tokens out of the text.
         repetition_ngram_size: with the next field: end once the last so many tokens ...
         repetition_ngram_threshold: ... stand so many times in the generated ones.
+        priority: lower ones are served first, of equal ones who came first; a worse one is never passed for ever.
+        timeout_s: seconds from the call after which the request ends wherever it stands, with finish reason `timeout`
+            and what it has generated until then; None is never.
 
     Raises:
         ConfigError: a field is out of range or contradicts another.
@@ -61,11 +64,14 @@ class GenerationConfig:
     skip_special_tokens: bool = True
     repetition_ngram_size: int = 0
     repetition_ngram_threshold: int = 0
+    priority: int = 0
+    timeout_s: float | None = None
 
     def __post_init__(self) -> None:
         for field in ("stop_words", "stop_token_ids"):
             object.__setattr__(self, field, as_tuple("GenerationConfig", field, getattr(self, field)))
-        check("GenerationConfig", self, self._length_rules() | self._sampling_rules() | self._stop_rules())
+        rules = (self._length_rules(), self._sampling_rules(), self._stop_rules(), self._queue_rules())
+        check("GenerationConfig", self, {name: rule for group in rules for name, rule in group.items()})
 
     def _length_rules(self) -> dict[str, tuple[bool, str]]:
         return {
@@ -74,6 +80,14 @@ class GenerationConfig:
             "min_new_tokens": (
                 is_int(self.min_new_tokens, 0) and self.min_new_tokens <= self.max_new_tokens,
                 f"an int of 0 .. max_new_tokens ({self.max_new_tokens})",
+            ),
+        }
+
+    def _queue_rules(self) -> dict[str, tuple[bool, str]]:
+        return {
+            "priority": (is_int(self.priority, -(2**31), 2**31 - 1), "an int of 32 bits; lower ones are served first"),
+            "timeout_s": _optional(
+                self.timeout_s, self.timeout_s != 0 and is_real(self.timeout_s, 0, 1e9), "a number of seconds above 0"
             ),
         }
 

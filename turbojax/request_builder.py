@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import secrets
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -83,6 +84,8 @@ class RequestBuilder:
             stop_token_ids=stop_ids,
             max_len=len(ids) + config.max_new_tokens,
             min_len=len(ids) + config.min_new_tokens,
+            priority=config.priority,
+            deadline_s=None if config.timeout_s is None else time.monotonic() + config.timeout_s,
             sink=sink,
         )
 

@@ -18,7 +18,7 @@ class EngineMetrics:
         num_failed_steps: steps that raised; each made a fresh pool.
         num_failed_requests: requests that ended with an error of their own.
         num_finished_requests: requests that ended by a stop or their length.
-        num_cancelled_requests: requests that were cancelled, or whose listener went away.
+        num_cancelled_requests: requests that were cancelled.
         num_timed_out_requests: requests whose time was over before they were done.
         num_prompt_tokens: of requests that took a slot for the first time.
         num_cached_tokens: those of them that the prefix cache had.

@@ -14,7 +14,7 @@ class Response:
             a tokenizer.
         token_ids: generated tokens, the stop token included.
         finish_reason: `stop` (a stop token, stop word or repetition stop), `length` (max_new_tokens or session_len),
-            `error`; None in a stream that goes on.
+            `timeout` (timeout_s is over), `error`; None in a stream that goes on.
         num_input_tokens: of the prompt.
         num_generated_tokens: so far, the stop token included.
         error: what went wrong, if it did.
