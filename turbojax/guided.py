@@ -97,14 +97,14 @@ class GrammarGuide:
     """Follows a grammar; an end-of-sequence token may come where the text can end."""
 
     def __init__(self, matcher: Any, vocab_size: int) -> None:
-        self._matcher, self._num_words = matcher, num_mask_words(vocab_size)
+        self._matcher, self.vocab_size = matcher, vocab_size
 
     def advance(self, token_ids: Sequence[int]) -> None:
         if not self._matcher.consume_tokens(list(token_ids)):
             raise GuideError(f"tokens {list(token_ids)} do not follow the response format")
 
     def mask(self) -> np.ndarray:
-        mask = np.zeros(self._num_words, np.uint32)
+        mask = np.zeros(num_mask_words(self.vocab_size), np.uint32)
         self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         if self._matcher.is_error() or not mask.any():
             raise GuideError(f"no token follows the response format here: {_first_line(self._matcher.get_error())}")

@@ -37,7 +37,8 @@ class FaultyRunner(StrictRunner):
             self.lose(MemoryError("out of memory"))
         if len(slots_of(plan)) >= self.too_many:
             self.lose(MemoryError("too many sequences"))
-        return (place == "fetch" or bool(bad), *handle)
+        handle.fails = place == "fetch" or bool(bad)
+        return handle
 
     def reached(self, slot, lengths):
         state = self.slots[slot]
@@ -48,13 +49,12 @@ class FaultyRunner(StrictRunner):
         raise error
 
     def fetch(self, handle):
-        fails, *handle = handle
-        if fails:
+        if handle.fails:
             self.lose(RuntimeError("the step failed"))
         return super().fetch(handle)
 
-    def sample(self, slot):
-        token = super().sample(slot)
+    def sample(self, slot, masks):
+        token = super().sample(slot, masks)
         if not self.reached(slot, self.not_finite):
             return token
         self.slots[slot]["active"] = False

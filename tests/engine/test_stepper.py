@@ -20,7 +20,7 @@ class RecordingRunner(StrictRunner):
         return super().dispatch(plan)
 
     def fetch(self, handle):
-        self.calls.append(("fetch", handle[0].step_id))
+        self.calls.append(("fetch", handle.plan.step_id))
         return super().fetch(handle)
 
 

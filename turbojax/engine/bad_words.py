@@ -49,7 +49,7 @@ class BadWords:
     def __init__(self, words: Iterable[str], vocabulary: Vocabulary, vocab_size: int) -> None:
         """`vocab_size` is the model's, which may be larger than the tokenizer's."""
         self._words = tuple(dict.fromkeys(word.encode() for word in words))
-        self._vocabulary = vocabulary
+        self._vocabulary, self.vocab_size = vocabulary, vocab_size
         self._allowed = np.ones(vocab_size, bool)
         for word in self._words:
             self._allowed[vocabulary.containing(word)] = False

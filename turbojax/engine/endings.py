@@ -7,9 +7,11 @@ from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 
 from turbojax.engine.metrics import EngineMetrics
+from turbojax.engine.plan import RowOutputs
 from turbojax.engine.request import Progress, Request, Status
 from turbojax.engine.roster import Roster
-from turbojax.errors import NumericsError, RequestTimeoutError
+from turbojax.engine.wants import cut
+from turbojax.errors import GuideError, NumericsError, RequestTimeoutError
 
 ALIVE = (Status.RUNNING, Status.YIELDING)
 # Deadlines of ended requests stay until they are due, or until more than this and than half of all are such.
@@ -33,19 +35,36 @@ class Endings:
         self.on_end: Callable[[Request], object] = lambda request: None
         self.explain: Callable[[Request], str] | None = None
 
-    def take_tokens(self, request: Request, token_ids: list[int]) -> None:
-        """Gives a request its next tokens, up to the one that ends it."""
+    def take_rows(self, request: Request, start: int, rows: RowOutputs, num_rows: int) -> None:
+        """Gives a request what it wants of `num_rows` rows of its prompt, from position `start` on, once."""
+        first = max(0, request.num_reported_rows - start)
+        end = min(num_rows, len(request.prompt_ids) - 1 - start)
+        if end > first:
+            request.num_reported_rows = start + end
+            if report(request, Progress([], prompt_outputs=cut(rows, first, end))):
+                self._end(request, "stop")
+
+    def take_tokens(self, request: Request, token_ids: list[int], outputs: RowOutputs | None = None) -> None:
+        """Gives a request its next tokens, up to the one that ends it, and what it wants of them."""
         reason = None
         for i, token in enumerate(token_ids):
             if token in request.stop_token_ids:
                 token_ids, reason = token_ids[: i + 1], "stop"
                 break
         request.generated_ids += token_ids
+        if request.guide is not None:
+            try:
+                request.guide.advance(token_ids)
+            except GuideError as error:
+                return self.fail(request, error)
+            if reason is None and request.guide.is_finished:
+                reason = "stop"
         if reason is None and len(request.prompt_ids) + len(request.generated_ids) >= request.max_len:
             reason = "length"
         if reason is not None:
             self._end(request, reason)
-        if report(request, Progress(token_ids, reason, num_cached_tokens=request.num_cached_tokens)) and reason is None:
+        progress = Progress(token_ids, reason, None, request.num_cached_tokens, outputs)
+        if report(request, progress) and reason is None:
             self._end(request, reason := "stop")
         self._metrics.num_finished_requests += reason is not None
 
@@ -63,7 +82,7 @@ class Endings:
         self.fail(request, NumericsError(f"request {request.request_id}: {text}"))
 
     def cancel(self, request: Request) -> None:
-        """Ends a request that nobody listens to any more."""
+        """Ends a request; its sink hears nothing more."""
         if self._is_open(request):
             self._metrics.num_cancelled_requests += 1
             self._end(request, "cancelled")

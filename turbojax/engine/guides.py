@@ -15,6 +15,8 @@ WORD_BITS = 32
 class Guide(Protocol):
     """Bounds the tokens of one sequence. Not shared: it knows where its sequence stands."""
 
+    vocab_size: int
+
     def advance(self, token_ids: Sequence[int]) -> None:
         """Takes in generated tokens.
 
@@ -42,6 +44,7 @@ class AllOf:
 
     def __init__(self, guides: Sequence[Guide]) -> None:
         self._guides = tuple(guides)
+        self.vocab_size = self._guides[0].vocab_size
 
     def advance(self, token_ids: Sequence[int]) -> None:
         for guide in self._guides:

@@ -47,8 +47,7 @@ class PrefillPlanner:
         if end - start > part.budget:
             end = (start + part.budget) // self._page_len * self._page_len
         if end > start:
-            is_last = end == request.num_prefill_tokens
-            part.chunks.append(PrefillChunk(request.slot, request.token_ids(start, end), start, is_last))
+            part.chunks.append(request.as_chunk(start, end))
             part.budget -= end - start
 
     def _admit(self, part: Prefills, suspect: Request | None) -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
-from turbojax.engine.plan import SamplingParams, SlotJoin
+from turbojax.engine.guides import Guide
+from turbojax.engine.plan import PrefillChunk, RowOutputs, SamplingParams, SlotJoin
 from turbojax.engine.prefix_cache import Trail
+from turbojax.engine.wants import NOTHING, Wants
 
 Sink = Callable[["Progress"], bool]
 
@@ -29,13 +32,18 @@ class Status(enum.Enum):
 class Progress(NamedTuple):
     """New tokens of a request; the last one carries a finish reason (`stop`, `length`, `timeout`, `error`).
 
-    `num_cached_tokens` of its prompt were found in the prefix cache.
+    Attributes:
+        num_cached_tokens: of its prompt, found in the prefix cache.
+        outputs: what it wants of the tokens, one row each or more.
+        prompt_outputs: what it wants of the next rows of its prompt; the last row of all belongs to the first token.
     """
 
     token_ids: list[int]
     finish_reason: str | None = None
     error: Exception | None = None
     num_cached_tokens: int = 0
+    outputs: RowOutputs | None = None
+    prompt_outputs: RowOutputs | None = None
 
 
 @dataclass(eq=False)
@@ -49,6 +57,8 @@ class Request:
         stop_token_ids: the first of these ends it.
         max_len: it ends once prompt and generated tokens together count this many.
         min_len: no stop token before it is this long.
+        wants: what it wants beside tokens.
+        guide: says which tokens may come next.
         priority: lower ones are admitted first; see `WaitingQueue`.
         cache_salt: pages are shared only among requests of one salt.
         reads_cache: False computes the whole prompt, for what is wanted of each of its rows.
@@ -59,6 +69,7 @@ class Request:
         num_prefilled_tokens: known tokens whose K and V are in the pool, or will be by the steps in flight.
         num_committed_tokens: those of them whose steps are committed.
         num_cached_tokens: tokens of the prompt that the prefix cache had when it first took a slot.
+        num_reported_rows: rows of the prompt whose outputs its sink has.
         num_planned_tokens: its length once the steps in flight have all given their tokens.
         num_steps_in_flight: steps that name its slot and are not committed.
         is_dirty: its pages hold numbers that are not finite.
@@ -71,6 +82,8 @@ class Request:
     stop_token_ids: tuple[int, ...]
     max_len: int
     min_len: int = 0
+    wants: Wants = NOTHING
+    guide: Guide | None = None
     priority: int = 0
     cache_salt: Hashable = None
     reads_cache: bool = True
@@ -83,12 +96,18 @@ class Request:
     num_prefilled_tokens: int = 0
     num_committed_tokens: int = 0
     num_cached_tokens: int = 0
+    num_reported_rows: int = 0
     num_planned_tokens: int = 0
     num_steps_in_flight: int = 0
     is_dirty: bool = False
     served_at: int = 0
     finish_reason: str | None = None
     trail: Trail = field(default_factory=Trail)
+
+    @cached_property
+    def is_plain(self) -> bool:
+        """Several of its tokens may come of one call: nothing beside them is wanted, nor done to their logits."""
+        return self.sampling.is_plain and self.guide is None and not self.wants.of_tokens
 
     @property
     def num_tokens(self) -> int:
@@ -121,9 +140,29 @@ class Request:
             max_len=self.max_len,
             min_len=self.min_len,
             admitted_len=len(self.prompt_ids),
+            num_logprobs=self.wants.num_logprobs,
+            output_logits=self.wants.logits is not None,
+            output_hidden=self.wants.hidden is not None,
+            has_guide=self.guide is not None,
             prompt_ids=self.prompt_ids if self.sampling.counts_tokens else None,
             output_ids=np.asarray(self.generated_ids, np.int32) if self.sampling.counts_tokens else None,
         )
+
+    def as_chunk(self, start: int, end: int) -> PrefillChunk:
+        """Its known tokens start .. end as the next chunk, with what is wanted of rows that were not reported yet.
+
+        The prompt's last row is the one that the first token is sampled from, and comes with that token.
+        """
+        is_last, token_ids = end == self.num_prefill_tokens, self.token_ids(start, end)
+        if not self.wants.of_prompt or not start < len(self.prompt_ids) - 1 or end <= self.num_reported_rows:
+            return PrefillChunk(self.slot, token_ids, start, is_last)
+        return PrefillChunk(
+            self.slot, token_ids, start, is_last,
+            num_prompt_logprobs=self.wants.num_prompt_logprobs,
+            next_token_id=int(self.token_ids(end, end + 1)[0]) if end < self.num_tokens else -1,
+            output_logits=self.wants.logits == "all",
+            output_hidden=self.wants.hidden == "all",
+        )  # fmt: skip
 
     def check(self) -> None:
         """The lengths keep their order."""

@@ -15,8 +15,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import count
 
+import numpy as np
+
 from turbojax.engine.block_pool import BlockPool
 from turbojax.engine.endings import ALIVE, Endings
+from turbojax.engine.guides import any_token
 from turbojax.engine.limits import SchedulerConfig, check_prompt
 from turbojax.engine.metrics import EngineMetrics
 from turbojax.engine.plan import PageGrant, PrefillChunk, StepPlan, StepResult
@@ -25,6 +28,7 @@ from turbojax.engine.prefix_cache import PrefixCache
 from turbojax.engine.probation import Probation
 from turbojax.engine.request import Request, Status
 from turbojax.engine.roster import Roster
+from turbojax.errors import GuideError
 
 
 class Scheduler:
@@ -98,7 +102,7 @@ class Scheduler:
         suspect = self._probation.suspect()
         able = [r for r in self.running if r.status is Status.RUNNING and (suspect is None or r is suspect)]
         prefilling = [r for r in able if r.num_prefilled_tokens < r.num_prefill_tokens]
-        busy = prefilling or self.waiting or suspect is not None
+        busy = prefilling or self.waiting or suspect is not None or not all(r.is_plain for r in able)
         longest = max([r.num_planned_tokens for r in able], default=0) + self.config.num_decode_steps
         num_steps = 1 if busy else self.config.steps_for(len(able), self.pool.pages_for(longest))
         ready = [r for r in able if r.is_prefilled] if prefilling else able
@@ -164,6 +168,26 @@ class Scheduler:
         if not plan.is_empty:
             self._in_flight[plan.step_id] = named
 
+    def masks(self, plan: StepPlan) -> dict[int, np.ndarray]:
+        """For each guided slot that samples in a step in flight, which tokens may come; who has none ends.
+
+        The step before must be committed: guides go by the tokens that they know.
+        """
+        guided = [(slot, r) for slot, r in self._in_flight[plan.step_id].items() if r.guide is not None]
+        waits = {chunk.slot for chunk in plan.prefill_chunks if not chunk.is_last}
+        masks = {}
+        for slot, request in guided:
+            if slot in waits:
+                continue
+            assert request.guide is not None
+            masks[slot] = any_token(request.guide.vocab_size)
+            if request.status in ALIVE:
+                try:
+                    masks[slot] = request.guide.mask()
+                except GuideError as error:
+                    self.endings.fail(request, error)
+        return masks
+
     # -- committing ---------------------------------------------------------------------------------------
 
     def commit(self, plan: StepPlan, result: StepResult) -> None:
@@ -174,8 +198,12 @@ class Scheduler:
         for slot, request in self._in_flight.pop(plan.step_id).items():
             request.num_steps_in_flight -= 1
             token_ids = result.tokens.get(slot)
+            if slot in result.prompt_outputs and request.status in ALIVE:
+                chunk = chunks[slot]
+                rows = result.prompt_outputs[slot]
+                self.endings.take_rows(request, chunk.num_history_tokens, rows, len(chunk.token_ids))
             if token_ids and request.status in ALIVE:
-                self.endings.take_tokens(request, token_ids)
+                self.endings.take_tokens(request, token_ids, result.outputs.get(slot))
                 self._probation.review(request)
             if slot in result.not_finite:
                 request.is_dirty = True  # whatever ended it: its pages must be zeroed

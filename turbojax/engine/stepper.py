@@ -58,8 +58,25 @@ class Stepper:
                 self._scheduler.commit(before[0], result)
         elif plan.is_empty and not self._scheduler.is_idle:
             self._scheduler.fail_running(StepFailedError(self._stall()))
+        fault = fault or self._pick()
         if fault is not None:
             self._recover(fault)
+
+    def _pick(self) -> Fault | None:
+        """Lets the step in flight sample, where guides had to see the tokens of the one before first.
+
+        Their masks are made here, while the device runs the forward pass.
+        """
+        if self._in_flight is None:
+            return None
+        plan, handle = self._in_flight
+        try:
+            masks = self._scheduler.masks(plan)
+            if masks:
+                self._runner.pick(handle, masks)
+        except Exception as error:
+            return Fault(plan, error)
+        return None
 
     def _stall(self) -> str:
         """Why requests that can neither run nor end are given up instead of being planned for ever."""
