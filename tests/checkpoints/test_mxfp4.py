@@ -59,7 +59,11 @@ def test_an_exponent_past_the_range_is_found_before_blocks_are_read(tmp_path):
     ("tensors", "error", "names"),
     [
         ({"a_blocks": blocks(5, 3)[0]}, MissingTensorError, "'a_scales'"),
-        ({"a_blocks": blocks(5, 3)[0], "a_scales": blocks(5, 2)[1]}, ShapeMismatchError, r"'a_scales'.*\[5, 2\].*\[5, 3\]"),
+        (
+            {"a_blocks": blocks(5, 3)[0], "a_scales": blocks(5, 2)[1]},
+            ShapeMismatchError,
+            r"'a_scales'.*\[5, 2\].*\[5, 3\]",
+        ),
         ({"a_blocks": blocks(5)[0], "a_scales": blocks(5)[1]}, UnsupportedFormatError, r"'a_blocks'.*\[5, 16\]"),
         ({"a.weight": np.ones((2, 2), np.float32)}, UnsupportedFormatError, "_blocks"),
     ],
