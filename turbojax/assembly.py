@@ -24,6 +24,7 @@ from turbojax.core.state import EngineState, init_state
 from turbojax.engine.block_pool import BlockPool
 from turbojax.engine.limits import SchedulerConfig
 from turbojax.engine.metrics import EngineMetrics
+from turbojax.engine.prefix_cache import PrefixCache
 from turbojax.engine.scheduler import Scheduler
 from turbojax.errors import ConfigError, OutOfMemoryError
 from turbojax.executables import Executables
@@ -96,7 +97,9 @@ def assemble_model(model: Model, config: EngineConfig) -> EngineParts:
         raise OutOfMemoryError(refusal(memory)) from error
     if backend.on_gpu() and executables.is_complete:
         runner.warm_up()
-    scheduler = Scheduler(limits, BlockPool(memory.num_pages, memory.page_len), metrics)
+    pool = BlockPool(memory.num_pages, memory.page_len)
+    cache = PrefixCache(pool, is_enabled=config.enable_prefix_caching, regime_of=model.spec.rope_regime)
+    scheduler = Scheduler(limits, pool, metrics, cache)
     if config.debug:
         scheduler.endings.explain = lambda request: describe_layer(
             model.weights, request.token_ids(0, request.num_tokens)

@@ -37,6 +37,8 @@ class EngineConfig:
             a GPU and 2048 elsewhere.
         max_queue_len: most requests that the engine holds beyond those that run at once; more are refused with
             QueueFullError. None is any number.
+        enable_prefix_caching: keep the pages of what was computed, prompts and generated tokens, for requests that
+            begin the same, until the pool needs them.
         num_decode_steps: tokens of each sequence per call to the device while no request waits.
         compile_ahead: compile every step before the first request instead of when it is met; None does on a GPU,
             where a process that runs many requests should not stop to compile, and not elsewhere.
@@ -58,6 +60,7 @@ class EngineConfig:
     kv_policy: tuple[tuple[int, int], ...] | None = None
     max_prefill_token_num: int | None = None
     max_queue_len: int | None = None
+    enable_prefix_caching: bool = True
     num_decode_steps: int = 4
     compile_ahead: bool | None = False
     debug: bool = False
@@ -88,6 +91,7 @@ class EngineConfig:
                 is_int(self.num_decode_steps, 1, page_len if is_int(page_len) else 1),
                 f"an int of 1 .. cache_block_seq_len ({page_len}): a call may enter one new page",
             ),
+            "enable_prefix_caching": (isinstance(self.enable_prefix_caching, bool), "True or False"),
             "compile_ahead": (isinstance(self.compile_ahead, bool | None), "True, False or None"),
             "debug": (isinstance(self.debug, bool), "True or False"),
         }
