@@ -46,7 +46,7 @@ def test_a_lost_step_disturbs_nobody(loaded, golden):
         assert [r.token_ids for r in pipe(prompts, GREEDY)] == tokens
     parts.scheduler.check_integrity()
     assert parts.scheduler.metrics.num_failed_steps == 3
-    assert parts.scheduler.pool.num_free_pages() == NUM_PAGES
+    assert parts.scheduler.pool.num_available_pages() == NUM_PAGES
 
 
 def test_fresh_state_does_not_wait_for_who_holds_the_old_one(loaded):
