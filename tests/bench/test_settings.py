@@ -34,6 +34,7 @@ def test_sampling_is_off_until_it_is_asked_for():
 
 def test_what_was_given_goes_over_what_the_benchmark_needs():
     config = Settings(shape="tiny", kv=4, engine={"max_batch_size": 7}).config(max_batch_size=3, session_len=50)
+    assert not config.enable_prefix_caching, "a second round would compute no prompts"
     assert (config.max_batch_size, config.session_len, config.quant_policy) == (7, 50, 4)
 
 

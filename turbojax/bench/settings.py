@@ -60,8 +60,12 @@ class Settings:
                 raise BenchError(f"{name}: {rate}, a number above 0 is expected")
 
     def config(self, **defaults: Any) -> EngineConfig:
-        """The engine's config: what was given, then what the benchmark needs."""
-        return EngineConfig(**defaults | {"quant_policy": 0 if self.kv == 16 else self.kv} | dict(self.engine))
+        """The engine's config: what was given, then what the benchmark needs.
+
+        Pages of an earlier round are not found again unless that is asked for: the floors count every prompt token.
+        """
+        needed = {"quant_policy": 0 if self.kv == 16 else self.kv, "enable_prefix_caching": False}
+        return EngineConfig(**defaults | needed | dict(self.engine))
 
     def generation(self) -> GenerationConfig:
         """How tokens are picked: as the name of the case says, without the defaults of GenerationConfig."""
