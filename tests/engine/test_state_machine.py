@@ -25,6 +25,8 @@ arrivals = st.fixed_dictionaries(
         "stem_len": st.integers(0, 16),
         "tail_len": st.integers(1, 6),
         "num_new": st.integers(1, 20),
+        "num_samples": st.sampled_from([1, 1, 1, 3]),
+        "salt": st.sampled_from([None, None, "tenant"]),
         "priority": st.integers(-2, 2),
         "time": st.none() | st.integers(0, 20),
         "word_at": st.none() | st.integers(1, 10),  # its sink ends it here, as a stop word would
@@ -57,10 +59,16 @@ class Engine(RuleBasedStateMachine):
     @precondition(lambda self: self.failure is None)
     @rule(arrival=arrivals)
     def arrive(self, arrival):
+        tail = prompt_of(arrival["tail_len"], len(self.requests))
+        prompt = np.concatenate([arrival["stem"][: arrival["stem_len"]], tail])
+        for sample_index in range(arrival["num_samples"]):
+            self.arrive_one(arrival, prompt, sample_index)
+
+    def arrive_one(self, arrival, prompt, sample_index):
         number = len(self.requests)
-        prompt = np.concatenate([arrival["stem"][: arrival["stem_len"]], prompt_of(arrival["tail_len"], number)])
-        r = Request(number, prompt, SamplingParams(seed=number), self.stop_ids, len(prompt) + arrival["num_new"])
-        r.priority = arrival["priority"]
+        sampling = SamplingParams(seed=number, sample_index=sample_index)
+        r = Request(number, prompt, sampling, self.stop_ids, len(prompt) + arrival["num_new"])
+        r.priority, r.cache_salt = arrival["priority"], arrival["salt"]
         r.deadline_s = None if arrival["time"] is None else self.now_s + arrival["time"]
         r.sink = lambda progress: self.hear(r, progress)
         self.requests.append(r)
@@ -167,4 +175,4 @@ class Engine(RuleBasedStateMachine):
 
 
 TestEngine = Engine.TestCase
-TestEngine.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestEngine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
