@@ -185,7 +185,8 @@ class PrefixCache:
         if self.is_enabled:
             self.enter(request)
             self.enter_tail(request)
-        self._unplace(request.trail)
+        trail = request.trail
+        trail.node, trail.tail, trail.next_len = None, None, NEVER
 
     def forget(self, request: Request) -> None:
         """Takes out what a request computed itself, and all that hangs on it: its numbers may not be finite."""
@@ -193,7 +194,7 @@ class PrefixCache:
             node = self._trie.node(page)
             if node is not None:
                 self._trie.remove(node)
-        self._unplace(request.trail)
+        request.trail.next_len = NEVER
 
     def clear(self) -> None:
         """The pool has lost its content."""
@@ -213,11 +214,6 @@ class PrefixCache:
             trail.next_len = NEVER
             return None
         return trail.node
-
-    @staticmethod
-    def _unplace(trail: Trail) -> None:
-        trail.node, trail.tail, trail.next_len = None, None, NEVER
-        trail.num_entered_pages = trail.num_shared_pages = 0
 
     def _remove_tail(self, trail: Trail) -> None:
         tail, trail.tail = trail.tail, None

@@ -99,12 +99,15 @@ class Roster:
             request.status = Status.WAITING
             self.waiting.put_back(request)
 
+    def distrust(self, request: Request) -> None:
+        """Some page that a request computed holds numbers that are not finite: nobody finds its pages any more."""
+        request.is_dirty = True
+        self._suspect_pages.update(request.page_ids[request.trail.num_shared_pages :])
+        self.cache.forget(request)
+
     def _give_up_pages(self, request: Request) -> None:
         """The last page goes first: what hangs on a page in the cache is idle for longer than the page."""
-        if request.is_dirty:
-            self._suspect_pages.update(request.page_ids[request.trail.num_shared_pages :])
-            self.cache.forget(request)
-        else:
+        if not request.is_dirty:
             self.cache.leave(request)
         page_ids, request.page_ids = request.page_ids[::-1], []
         self.pool.release(page_ids)

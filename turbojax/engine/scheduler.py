@@ -206,7 +206,7 @@ class Scheduler:
                 self.endings.take_tokens(request, token_ids, result.outputs.get(slot))
                 self._probation.review(request)
             if slot in result.not_finite:
-                request.is_dirty = True  # whatever ended it: its pages must be zeroed
+                self._roster.distrust(request)  # whatever ended it
                 if request.status in ALIVE:
                     self.endings.fail_not_finite(request)
             else:
