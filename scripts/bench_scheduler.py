@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import gc
+import itertools
 import json
 import os
 import platform
@@ -196,7 +197,7 @@ def streaming(num_tokens: int) -> Iterator[Row]:
             for token in token_ids[start : start + 1000]:
                 sink(Progress([token]))
             marks.append(time.thread_time())
-        each = [1e3 * (end - start) for start, end in zip(marks, marks[1:], strict=False)]
+        each = [1e3 * (end - start) for start, end in itertools.pairwise(marks)]
         yield row(f"stream a token as text{name}", each, first_thousand=each[0], last_thousand=each[-1])
 
 
