@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from pallas_kernels import backend
 from pallas_kernels.kv_cache.pages import KVPages, check_page_ids
-from pallas_kernels.rope_write.kernel import kernel_rope_write
+from pallas_kernels.rope_write.kernel import hadamard_problem, kernel_rope_write
 from pallas_kernels.rope_write.reference import reference_rope_write
 from pallas_kernels.rope_write.types import HeadNorm
 
@@ -24,6 +24,7 @@ def rope_write(
     bias: jax.Array | None = None,
     norm: HeadNorm | None = None,
     dtype: jnp.dtype | None = None,
+    hadamard: bool = False,
     implementation: backend.Implementation | None = None,
     debug: bool = False,
 ) -> tuple[KVPages, jax.Array]:
@@ -39,6 +40,8 @@ def rope_write(
         bias: [L, K * (G + 2) * H] or None.
         norm: of the heads of q and k, before RoPE; None for models without.
         dtype: of q; None is qkv.dtype.
+        hadamard: multiply q and k by the same Hadamard matrix behind RoPE. Their products stay, and k has no dims that
+            are much larger than the others, which K of few bits would spend its levels on.
         implementation: None takes the kernel on a GPU and the reference elsewhere.
         debug: check that the page numbers lie in the pool; needs concrete arrays. Unchecked ones write anywhere.
 
@@ -52,8 +55,9 @@ def rope_write(
     if debug:
         check_page_ids("page_ids", page_ids, pages)
     dtype = jnp.dtype(dtype or qkv.dtype)
-    chosen = backend.choose("rope_write", implementation, backend.capability_problem())
-    args = (pages, qkv, layer, page_ids, page_offsets, cos, sin, bias, norm, dtype)
+    problem = backend.capability_problem() or (hadamard_problem(pages, dtype) if hadamard else None)
+    chosen = backend.choose("rope_write", implementation, problem)
+    args = (pages, qkv, layer, page_ids, page_offsets, cos, sin, bias, norm, dtype, hadamard)
     if chosen == "reference":
         return reference_rope_write(*args)
     return kernel_rope_write(*args, chosen == "interpret")

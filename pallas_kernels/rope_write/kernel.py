@@ -16,9 +16,11 @@ from jax.experimental import pallas as pl
 from pallas_kernels import backend
 from pallas_kernels.kv_cache.kernel import Side, place_of, pools_of, sides_of
 from pallas_kernels.kv_cache.pages import KVPages
+from pallas_kernels.rope_write.hadamard import hadamard_scale, hadamard_signs
 from pallas_kernels.rope_write.types import HeadNorm
 
 MAX_ROWS = 8
+DOT_ROWS = 16  # of the left operand of a dot, at least
 FEW_ROWS = 32  # up to here a program takes one row: the GPU has room for all of them at once
 
 
@@ -84,6 +86,22 @@ class _Rows:
         turned = x * cos + values(partner) * jnp.where(is_low[None, :], -sin, sin)
         return jnp.where(turns[None, :], turned, x)
 
+    def attended(self, values: Callable[[jax.Array], jax.Array], columns: jax.Array) -> jax.Array:
+        """`rotated`, times the Hadamard matrix where there is one: a dot of rows repeated to its 16."""
+        if "signs" not in self.refs:
+            return self.rotated(values, columns)
+        p, signs = self.p, self.refs["signs"]
+        dim = jnp.arange(p.padded, dtype=jnp.int32)
+        inside = jnp.minimum(dim, p.head_dim - 1)
+        x = jnp.where((dim < p.head_dim)[None, :], self.rotated(values, inside), 0.0).astype(signs.dtype)
+        copies = max(DOT_ROWS // p.rows, 1)
+        repeated = jnp.broadcast_to(x[:, None, :], (p.rows, copies, p.padded)).reshape(-1, p.padded)
+        y = lax.dot_general(
+            repeated, signs[tuple(jnp.broadcast_arrays(inside[:, None], columns[None, :]))], (((1,), (0,)), ((), ())),
+            precision=lax.Precision.HIGHEST, preferred_element_type=jnp.float32,
+        )  # fmt: skip
+        return jnp.max(y.reshape(p.rows, copies, -1), axis=1) * hadamard_scale(p.head_dim)
+
 
 def _kernel(*args: Any, names: tuple[str, ...], p: Problem) -> None:
     refs = dict(zip(names, args, strict=True))
@@ -97,14 +115,14 @@ def _kernel(*args: Any, names: tuple[str, ...], p: Problem) -> None:
     def _() -> None:
         column = jnp.arange(p.padded, dtype=jnp.int32)
         real = column < p.head_dim
-        x = source.rotated(source.normed("q_norm"), jnp.minimum(column, p.head_dim - 1))
+        x = source.attended(source.normed("q_norm"), jnp.minimum(column, p.head_dim - 1))
         at = jnp.broadcast_arrays(rows[:, None], column[None, :])
         where = refs["out_q"].at[at[0], kv_head * p.group + part, at[1]]
         backend.masked_store(where, x.astype(refs["out_q"].dtype), mask=jnp.broadcast_to(real[None, :], at[0].shape))
 
     @pl.when(part == p.group)
     def _() -> None:
-        x = source.rotated(source.normed("k_norm"), p.k.columns())
+        x = source.attended(source.normed("k_norm"), p.k.columns())
         p.k.store(refs, x, place_of(refs, rows, all_real), kv_head)
 
     @pl.when(part == p.group + 1)
@@ -112,9 +130,15 @@ def _kernel(*args: Any, names: tuple[str, ...], p: Problem) -> None:
         p.v.store(refs, source.plain(p.v.columns()), place_of(refs, rows, all_real), kv_head)
 
 
+def hadamard_problem(pages: KVPages, dtype: jnp.dtype) -> str | None:
+    """Why the tensor cores cannot multiply heads of this width by the matrix; None where they can."""
+    padded = pl.next_power_of_2(pages.head_dim)
+    return backend.dot_problem(DOT_ROWS, padded, padded, dtype.itemsize)
+
+
 def kernel_rope_write(
-    pages: KVPages, qkv: jax.Array, layer: jax.Array, page_ids: jax.Array, page_offsets: jax.Array,
-    cos: jax.Array, sin: jax.Array, bias: jax.Array | None, norm: HeadNorm | None, dtype: jnp.dtype, interpret: bool,
+    pages: KVPages, qkv: jax.Array, layer: jax.Array, page_ids: jax.Array, page_offsets: jax.Array, cos: jax.Array,
+    sin: jax.Array, bias: jax.Array | None, norm: HeadNorm | None, dtype: jnp.dtype, hadamard: bool, interpret: bool,
 ) -> tuple[KVPages, jax.Array]:  # fmt: skip
     """See `rope_write`."""
     num_parts, num_rows, width = qkv.shape
@@ -129,6 +153,7 @@ def kernel_rope_write(
     inputs |= {"cos": cos, "sin": sin} if p.half else {}
     inputs |= {} if bias is None else {"bias": bias}
     inputs |= {} if norm is None else {"q_norm": norm.q, "k_norm": norm.k}
+    inputs |= {"signs": jnp.asarray(hadamard_signs(pages.head_dim), dtype)} if hadamard else {}
     pools = pools_of(pages)
     names = (*inputs, *pools, "out_q", *("out_" + name for name in pools))
     q = jax.ShapeDtypeStruct((num_rows, pages.num_kv_heads * group, pages.head_dim), dtype)

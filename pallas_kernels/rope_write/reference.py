@@ -9,6 +9,7 @@ from jax import lax
 from pallas_kernels.kv_cache import write_kv
 from pallas_kernels.kv_cache.pages import KVPages
 from pallas_kernels.residual_norm.reference import rms_norm
+from pallas_kernels.rope_write.hadamard import hadamard_scale, hadamard_signs
 from pallas_kernels.rope_write.types import HeadNorm
 
 
@@ -29,22 +30,42 @@ def apply_rope(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
     return jnp.concatenate([*rotated, x[..., 2 * half :]], axis=-1)
 
 
-def reference_rope_write(
-    pages: KVPages, qkv: jax.Array, layer: jax.Array, page_ids: jax.Array, page_offsets: jax.Array,
-    cos: jax.Array, sin: jax.Array, bias: jax.Array | None, norm: HeadNorm | None, dtype: jnp.dtype,
-) -> tuple[KVPages, jax.Array]:  # fmt: skip
-    """See `rope_write`."""
+def apply_hadamard(x: jax.Array) -> jax.Array:
+    """Multiplies each head [..., H] by the Hadamard matrix, in x.dtype with sums in float32."""
+    signs = jnp.asarray(hadamard_signs(x.shape[-1]), x.dtype)
+    y = lax.dot_general(
+        x, signs, (((x.ndim - 1,), (0,)), ((), ())),
+        precision=lax.Precision.HIGHEST, preferred_element_type=jnp.float32,
+    )  # fmt: skip
+    return (y * hadamard_scale(x.shape[-1])).astype(x.dtype)
+
+
+def attention_inputs(
+    qkv: jax.Array, num_kv_heads: int, head_dim: int, layer: jax.Array, cos: jax.Array, sin: jax.Array,
+    bias: jax.Array | None, norm: HeadNorm | None, dtype: jnp.dtype,
+) -> tuple[jax.Array, jax.Array, jax.Array]:  # fmt: skip
+    """q [R, N, H], k and v [R, K, H] as attention sees them; see `rope_write`."""
     _, num_rows, _ = qkv.shape
     y = qkv[0] if qkv.shape[0] == 1 else qkv.sum(0)
     if bias is not None:
-        y = y + lax.dynamic_index_in_dim(bias, layer, keepdims=False).astype(jnp.float32)[None]
-    y = y.astype(dtype).reshape(num_rows, pages.num_kv_heads, -1, pages.head_dim)
+        y = y.astype(jnp.float32) + lax.dynamic_index_in_dim(bias, layer, keepdims=False).astype(jnp.float32)[None]
+    y = y.astype(dtype).reshape(num_rows, num_kv_heads, -1, head_dim)
     group = y.shape[2] - 2
-    q, k, v = y[:, :, :group].reshape(num_rows, -1, pages.head_dim), y[:, :, group], y[:, :, group + 1]
+    q, k, v = y[:, :, :group].reshape(num_rows, -1, head_dim), y[:, :, group], y[:, :, group + 1]
     if norm is not None:
         q, k = (
             rms_norm(x, lax.dynamic_index_in_dim(weight, layer, keepdims=False), eps=norm.eps, offset=norm.offset)
             for x, weight in ((q, norm.q), (k, norm.k))
         )
-    q, k = apply_rope(q, cos, sin), apply_rope(k, cos, sin)
+    return apply_rope(q, cos, sin), apply_rope(k, cos, sin), v
+
+
+def reference_rope_write(
+    pages: KVPages, qkv: jax.Array, layer: jax.Array, page_ids: jax.Array, page_offsets: jax.Array, cos: jax.Array,
+    sin: jax.Array, bias: jax.Array | None, norm: HeadNorm | None, dtype: jnp.dtype, hadamard: bool,
+) -> tuple[KVPages, jax.Array]:  # fmt: skip
+    """See `rope_write`."""
+    q, k, v = attention_inputs(qkv, pages.num_kv_heads, pages.head_dim, layer, cos, sin, bias, norm, dtype)
+    if hadamard:
+        q, k = apply_hadamard(q), apply_hadamard(k)
     return write_kv(pages, k, v, layer, page_ids, page_offsets, implementation="reference"), q

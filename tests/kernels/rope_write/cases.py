@@ -16,7 +16,7 @@ EPS = 1e-5
 
 @dataclass(frozen=True)
 class Case:
-    """A shape: rows, K, G, H, rotary dims, splits, bits of K and V, bias and norms or not."""
+    """A shape: rows, K, G, H, rotary dims, splits, bits of K and V, bias, norms and Hadamard or not."""
 
     rows: int = 21
     kv_heads: int = 2
@@ -28,6 +28,7 @@ class Case:
     has_bias: bool = False
     has_norm: bool = False
     dtype: str = "bfloat16"
+    hadamard: bool = False
 
     def arrays(self, seed: int = 0) -> tuple[tuple, dict]:
         """Arguments and options of `rope_write`; pages are poisoned, and every row has a place of its own."""
@@ -51,11 +52,12 @@ class Case:
             "bias": normal(2, width).astype(self.dtype) if self.has_bias else None,
             "norm": HeadNorm(normal(2, self.head_dim), normal(2, self.head_dim), EPS, 1.0) if self.has_norm else None,
             "dtype": jnp.dtype(self.dtype),
+            "hadamard": self.hadamard,
         }
         return args, options
 
     def q_in_float64(self, args: tuple, options: dict) -> np.ndarray:
-        """[R, N, H]: RoPE as a complex product."""
+        """[R, N, H]: RoPE as a complex product, Hadamard by the parity of common bits."""
         _, qkv, layer, _, _, cos, sin = args
         x = np.asarray(qkv, np.float64).sum(0)
         if options["bias"] is not None:
@@ -68,6 +70,10 @@ class Case:
         turn = (np.asarray(cos, np.float64) + 1j * np.asarray(sin, np.float64))[:, None, None]
         pair = (x[..., :half] + 1j * x[..., half : 2 * half]) * turn
         x = np.concatenate([pair.real, pair.imag, x[..., 2 * half :]], -1)
+        if self.hadamard:
+            block = next(2**n for n in range(20, -1, -1) if self.head_dim % 2**n == 0)
+            signs = np.array([[(-1) ** (i & j).bit_count() for j in range(block)] for i in range(block)])
+            x = (x.reshape(*x.shape[:-1], -1, block) @ signs / np.sqrt(block)).reshape(x.shape)
         return x.reshape(self.rows, -1, self.head_dim)
 
 
@@ -77,6 +83,9 @@ CASES = [
     Case(head_dim=80, rotary=32, bits=(4, 8), has_norm=True),
     Case(head_dim=96, rotary=96, group=1, bits=(8, 8), rows=40, dtype="float16"),
     Case(splits=2, group=8, kv_heads=1, rotary=0, bits=(16, 8), has_bias=True, has_norm=True, rows=1),
+    Case(bits=(4, 8), hadamard=True, has_bias=True, rows=1),
+    Case(bits=(4, 4), hadamard=True, rows=40, group=2, splits=2, dtype="float16"),
+    Case(head_dim=96, rotary=96, bits=(4, 16), hadamard=True, has_norm=True, rows=20),
 ]
 
 
