@@ -10,7 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from turbojax.configs import EngineConfig
+from turbojax.configs import EngineConfig, GenerationConfig
+from turbojax.conversation import Conversation
 from turbojax.engine.loop import EngineLoop
 from turbojax.engine.metrics import EngineMetrics
 from turbojax.engine.plan import Runner
@@ -18,8 +19,9 @@ from turbojax.engine.request import Request
 from turbojax.engine.response import Response
 from turbojax.engine.scheduler import Scheduler
 from turbojax.generation import model_defaults
-from turbojax.prompts import is_one_prompt
+from turbojax.prompts import Prompt, is_one_prompt
 from turbojax.request_builder import GenConfigs, Prompts, RequestBuilder
+from turbojax.session import Session
 
 if TYPE_CHECKING:
     from turbojax.memory import MemoryPlan
@@ -53,6 +55,7 @@ class Pipeline:
         self._builder = RequestBuilder(
             scheduler, tokenizer, vocab_size=vocab_size, eos_ids=eos_ids, defaults=defaults or {}
         )
+        self._vocab_size, self._eos_ids = vocab_size, tuple(eos_ids)
         self.memory = memory  # what weights, KV pool and steps take, of a pipeline on a device
         self._loop = EngineLoop(scheduler, runner)
         # The engine's thread would keep the weights of a pipeline that was dropped without being closed.
@@ -155,6 +158,39 @@ class Pipeline:
         finally:
             for request in unfinished.values():
                 self._loop.cancel(request)
+
+    # -- conversations ------------------------------------------------------------------------------------
+
+    def session(self, gen_config: GenerationConfig | None = None) -> Session:
+        """An empty conversation; `gen_config` is for turns that have none of their own."""
+        return Session(self, Conversation(self._tokenizer, self._vocab_size, self._eos_ids), gen_config)
+
+    def chat(
+        self,
+        prompt: Prompt,
+        session: Session | None = None,
+        gen_config: GenerationConfig | None = None,
+        stream_response: bool = False,
+        *,
+        do_preprocess: bool = True,
+    ) -> Session:
+        """One turn of a conversation: the answer is the `response` of the session that comes back.
+
+        Args:
+            prompt: the user's text, messages (a system message comes with the first turn), or token ids.
+            session: the conversation so far; None begins one.
+            gen_config: how to generate; None is the session's own.
+            stream_response: the session's `generator` gives the answer in pieces, and the turn ends with it.
+            do_preprocess: False takes a text as it is, without the chat template.
+
+        Raises:
+            RequestError, ConfigError, QueueFullError: as for a call. The session is as it was.
+        """
+        session = session or self.session(gen_config)
+        session.ask(prompt, gen_config, do_preprocess=do_preprocess)
+        if not stream_response:
+            session.finish()
+        return session
 
     # -- end ----------------------------------------------------------------------------------------------
 

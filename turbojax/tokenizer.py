@@ -60,7 +60,13 @@ class Tokenizer:
     def apply_chat_template(
         self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
     ) -> list[int]:
-        """Token ids of a conversation.
+        """Token ids of a conversation; see `render_chat` for what it raises."""
+        text = self.render_chat(messages, add_generation_prompt=add_generation_prompt)
+        # The template writes the start token itself.
+        return self.encode(text, add_special_tokens=False)
+
+    def render_chat(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
+        """The text that the model's chat template makes of a conversation.
 
         Raises:
             InvalidPromptError: the model has no chat template, or it refuses the messages.
@@ -70,13 +76,11 @@ class Tokenizer:
         if not self.has_chat_template:
             raise InvalidPromptError("the model has no chat template: give a text or token ids instead of messages")
         try:
-            text = self._inner.apply_chat_template(
+            return self._inner.apply_chat_template(
                 [dict(m) for m in messages], tokenize=False, add_generation_prompt=add_generation_prompt
             )
         except (TemplateError, KeyError, TypeError, ValueError) as error:
             raise InvalidPromptError(f"the model's chat template refuses the messages: {error}") from error
-        # The template writes the start token itself.
-        return self._inner.encode(text, add_special_tokens=False)
 
 
 def quiet_transformers() -> None:
