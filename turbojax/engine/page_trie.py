@@ -19,11 +19,9 @@ def key_of(token_ids: np.ndarray) -> bytes:
 
 def num_common_tokens(a: bytes, b: bytes) -> int:
     """Leading tokens that two keys share."""
-    num_tokens = min(len(a), len(b)) // TOKEN_BYTES
-    if num_tokens == 0:
-        return 0
-    differ = np.frombuffer(a, np.int32, num_tokens) != np.frombuffer(b, np.int32, num_tokens)
-    return int(differ.argmax()) if differ.any() else num_tokens
+    size = min(len(a), len(b))
+    differing = int.from_bytes(a[:size], "big") ^ int.from_bytes(b[:size], "big")
+    return (size - (differing.bit_length() + 7) // 8) // TOKEN_BYTES
 
 
 class Node:
@@ -91,13 +89,13 @@ class PageTrie:
         if parent.parent is None and not parent.children:
             parent.is_dead = True
             del self._roots[parent.key]
-        below = [node]
-        while below:
-            dead = below.pop()
-            dead.is_dead = True
-            below += dead.children.values()
-            del self._nodes[dead.page_id]
-            self._pool.drop(dead.page_id)
+        dead = [node]
+        for node in dead:  # grows
+            node.is_dead = True
+            if node.children:
+                dead += node.children.values()
+            del self._nodes[node.page_id]
+            self._pool.drop(node.page_id)
 
     def clear(self) -> None:
         for root in list(self._roots.values()):

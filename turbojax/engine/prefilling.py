@@ -56,23 +56,29 @@ class PrefillPlanner:
         Who begins like a request that is being prefilled waits until it can share the pages, and lets others pass.
         """
         roster, passed_over = self._roster, dict[Request, None]()
-        computing = [r for r in roster.running if r.num_committed_tokens < r.num_prefill_tokens]
         while roster.has_free_slot and len(part.chunks) < self._config.max_chunks:
             request = self._next_waiting(suspect, passed_over)
             if request is None:
                 break
-            match = roster.cache.find(request)
-            if suspect is None and roster.cache.awaits(request, match, computing):
+            match = self._match(request, suspect)
+            if match is None:
                 passed_over[request] = None
                 continue
             num_left = request.num_tokens - match.num_tokens
             if part.budget < min(num_left, self._page_len) or not roster.admit(request, match, suspect):
                 break
-            computing.append(request)
             part.joins.append(request.as_join())
             if match.num_copied:
                 part.copies.append(copy_of(request, match))
             self._add_chunk(part, request)
+
+    def _match(self, request: Request, suspect: Request | None) -> Match | None:
+        """What a newcomer can share; None while another request computes what it could share next."""
+        cache, computing = self._roster.cache, self._roster.unfinished
+        if suspect is None and cache.still_awaits(request, computing):
+            return None
+        match = cache.find(request)
+        return None if suspect is None and cache.awaits(request, match, computing) else match
 
     def _next_waiting(self, suspect: Request | None, passed_over: dict[Request, None]) -> Request | None:
         """Who may be admitted now: the first in the queue that was not passed over, or the suspect alone."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -102,25 +102,29 @@ class PrefixCache:
             return Match(node, page_ids, 0, 0, num_found)
         return Match(node, page_ids, source.page_id, num_copied, num_found + num_copied)
 
-    def awaits(self, request: Request, match: Match, computing: list[Request]) -> bool:
+    def awaits(self, request: Request, match: Match, computing: Collection[Request]) -> bool:
         """Whether one of `computing` is about to have the page in the pool that follows the match."""
-        trail = request.trail
-        if trail.awaited is not None:
-            leader, num_tokens = trail.awaited
-            if leader in computing and leader.num_committed_tokens < num_tokens:
-                return True
-            trail.awaited = None
         num_pages = len(match.page_ids) + 1
-        if not self.is_enabled or not request.reads_cache or num_pages * self._page_len >= request.num_tokens:
+        num_tokens = num_pages * self._page_len
+        if not self.is_enabled or not request.reads_cache or num_tokens >= request.num_tokens:
             return False
         keys, root_key = self.keys_of(request, num_pages), self._root_key(request)
         for leader in computing:
-            num_tokens = num_pages * self._page_len
             if leader.num_committed_tokens < num_tokens <= leader.num_prefill_tokens and (
-                self.keys_of(leader, num_pages)[:num_pages] == keys[:num_pages] and self._root_key(leader) == root_key
+                self.keys_of(leader, num_pages) == keys and self._root_key(leader) == root_key
             ):
-                trail.awaited = leader, self._num_common_full(request, leader)
+                request.trail.awaited = leader, self._num_common_full(request, leader)
                 return True
+        return False
+
+    @staticmethod
+    def still_awaits(request: Request, computing: Collection[Request]) -> bool:
+        """Whether the one that it was found to await has not come to the end of what they share."""
+        if request.trail.awaited is not None:
+            leader, num_tokens = request.trail.awaited
+            if leader in computing and leader.num_committed_tokens < num_tokens:
+                return True
+            request.trail.awaited = None
         return False
 
     def _num_common_full(self, request: Request, leader: Request) -> int:

@@ -66,6 +66,7 @@ class Request:
         sink: receives its progress, in the engine's thread; returns True to end the request there (a stop word).
         generated_ids: tokens so far, those of committed steps.
         slot, page_ids: what it holds while it has a slot.
+        num_held_tokens: tokens that its pages have room for.
         num_prefilled_tokens: known tokens whose K and V are in the pool, or will be by the steps in flight.
         num_committed_tokens: those of them whose steps are committed.
         num_cached_tokens: tokens of the prompt that the prefix cache had when it first took a slot.
@@ -93,6 +94,7 @@ class Request:
     status: Status = Status.WAITING
     slot: int = -1
     page_ids: list[int] = field(default_factory=list)
+    num_held_tokens: int = 0
     num_prefilled_tokens: int = 0
     num_committed_tokens: int = 0
     num_cached_tokens: int = 0

@@ -14,12 +14,16 @@ from turbojax.engine.waiting import WaitingQueue
 
 
 class Roster:
-    """Requests with a slot (`running`, oldest first) and without (`waiting`, in order of their turn)."""
+    """Requests with a slot (`running`, oldest first) and without (`waiting`, in order of their turn).
+
+    `unfinished` are those of the running whose last chunk is not committed, oldest first.
+    """
 
     def __init__(self, num_slots: int, pool: BlockPool, cache: PrefixCache, metrics: EngineMetrics) -> None:
         self.pool, self.cache, self.num_slots, self.metrics = pool, cache, num_slots, metrics
         self.waiting = WaitingQueue()
         self.running: list[Request] = []
+        self.unfinished: dict[Request, None] = {}
         self._free_slots = list(range(num_slots - 1, -1, -1))
         self._dirty_pages: list[int] = []  # free
         self._suspect_pages: set[int] = set()  # dirty once nobody holds them any more
@@ -47,8 +51,10 @@ class Roster:
         request.status, request.page_ids, request.slot = Status.RUNNING, match.page_ids + new, self._free_slots.pop()
         request.num_prefilled_tokens = request.num_committed_tokens = match.num_tokens
         request.num_planned_tokens = request.num_prefill_tokens = request.num_tokens
+        request.num_held_tokens = num_pages * pool.page_len
         self.cache.place(request, match)
         self.running.append(request)
+        self.unfinished[request] = None
         return True
 
     def _count(self, request: Request, match: Match) -> None:
@@ -92,6 +98,7 @@ class Roster:
         self._give_up_pages(request)
         self._free_slots.append(request.slot)
         self.running.remove(request)
+        self.unfinished.pop(request, None)
         request.slot = -1
         if request.status is Status.RETIRING:
             request.status = Status.FINISHED

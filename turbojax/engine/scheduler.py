@@ -99,14 +99,17 @@ class Scheduler:
         gives way does so before any chunk is planned, so a plan never names a request without pages. A suspect of a
         failed step runs alone; the others keep their slots meanwhile.
         """
-        suspect = self._probation.suspect()
-        able = [r for r in self.running if r.status is Status.RUNNING and (suspect is None or r is suspect)]
-        prefilling = [r for r in able if r.num_prefilled_tokens < r.num_prefill_tokens]
+        suspect, unfinished = self._probation.suspect(), self._roster.unfinished
+        running = Status.RUNNING  # a lookup for each request would show
+        able = [r for r in self.running if r.status is running]
+        if suspect is not None:
+            able = [r for r in able if r is suspect]
+        prefilling = [r for r in unfinished if r.num_prefilled_tokens < r.num_prefill_tokens and r in able]
         busy = prefilling or self.waiting or suspect is not None or not all(r.is_plain for r in able)
-        longest = max([r.num_planned_tokens for r in able], default=0) + self.config.num_decode_steps
-        num_steps = 1 if busy else self.config.steps_for(len(able), self.pool.pages_for(longest))
+        num_steps = 1 if busy else self._steps_for(able)
         ready = [r for r in able if r.is_prefilled] if prefilling else able
-        grants, decoding = self._plan_decode(ready, num_steps, suspect)
+        grants: list[PageGrant] = []
+        decoding, num_pages = self._plan_decode(ready, num_steps, suspect, grants)
         part = self._prefills.plan(prefilling, suspect)
         is_empty = not decoding and not part.chunks
         plan = StepPlan(
@@ -115,32 +118,46 @@ class Scheduler:
             page_copies=tuple(part.copies),
             joins=tuple(part.joins),
             page_grants=tuple(grants),
-            decode_slots=tuple([r.slot for r in decoding]),
+            decode_slots=tuple(decoding),
             num_decode_steps=num_steps,
-            max_decode_pages=max([len(r.page_ids) for r in decoding], default=0),
+            max_decode_pages=num_pages,
             prefill_chunks=tuple(part.chunks),
         )
-        self._launch(plan, decoding)
+        if not is_empty:
+            self._launch(plan, decoding)
         return plan
 
+    def _steps_for(self, able: list[Request]) -> int:
+        """Tokens per call while nothing waits or prefills."""
+        longest = max([r.num_planned_tokens for r in able], default=0) + self.config.num_decode_steps
+        return self.config.steps_for(len(able), self.pool.pages_for(longest))
+
     def _plan_decode(
-        self, ready: list[Request], num_steps: int, suspect: Request | None
-    ) -> tuple[list[PageGrant], list[Request]]:
-        """Who decodes, with pages for the tokens that the step will write; who gets none sits this step out."""
-        grants: list[PageGrant] = []
-        decoding: list[Request] = []
-        page_len, running = self.pool.page_len, Status.RUNNING
+        self, ready: list[Request], num_steps: int, suspect: Request | None, grants: list[PageGrant]
+    ) -> tuple[dict[int, Request], int]:
+        """Who decodes, by slot, and the most pages of any; each has pages for the tokens that the step will write.
+
+        Who gets none sits this step out. Lengths move on at once, as if the step's tokens were in. (This loop is most
+        of the time of planning a large batch.)
+        """
+        decoding: dict[int, Request] = {}
+        running, longest = Status.RUNNING, 0
         for request in ready:  # oldest first: only requests behind, not granted yet, give way
-            if request.status is not running or request.num_planned_tokens >= request.max_len:
-                continue  # it gave way, or its last token is in flight
+            num_planned, max_len = request.num_planned_tokens, request.max_len
+            if num_planned >= max_len or request.status is not running:
+                continue  # its last token is in flight, or it gave way
+            end = num_planned + num_steps
+            if end > max_len:
+                end = max_len
             # K and V of the newest token and of all but the last new one are written.
-            num_written = min(request.num_planned_tokens + num_steps - 1, request.max_len)
-            if num_written > len(request.page_ids) * page_len and not self._grant(
-                request, num_written, suspect, grants
-            ):
+            if end - 1 > request.num_held_tokens and not self._grant(request, end - 1, suspect, grants):
                 continue
-            decoding.append(request)
-        return grants, decoding
+            if request.num_held_tokens > longest:
+                longest = request.num_held_tokens
+            request.num_planned_tokens = end
+            request.num_steps_in_flight += 1
+            decoding[request.slot] = request
+        return decoding, longest // self.pool.page_len
 
     def _grant(self, request: Request, num_tokens: int, suspect: Request | None, grants: list[PageGrant]) -> bool:
         """Gives a request the pages that it misses for so many tokens; False, and nothing given, if there are none."""
@@ -150,23 +167,18 @@ class Scheduler:
             return False
         grants += [PageGrant(request.slot, first + i, page) for i, page in enumerate(new)]
         request.page_ids += new
+        request.num_held_tokens = len(request.page_ids) * self.pool.page_len
         return True
 
-    def _launch(self, plan: StepPlan, decoding: list[Request]) -> None:
-        """Moves lengths on, as if the step's tokens were in."""
-        named = {request.slot: request for request in decoding}
-        for request in decoding:
-            request.num_planned_tokens = min(request.num_planned_tokens + plan.num_decode_steps, request.max_len)
-        by_slot = {r.slot: r for r in self.running} if plan.prefill_chunks else {}
+    def _launch(self, plan: StepPlan, named: dict[int, Request]) -> None:
+        """Moves on what chunks compute; `named` are those who decode, and who the step names in the end."""
+        by_slot = {r.slot: r for r in self._roster.unfinished} if plan.prefill_chunks else {}
         for chunk in plan.prefill_chunks:
-            request = by_slot[chunk.slot]
+            request = named[chunk.slot] = by_slot[chunk.slot]
             request.num_prefilled_tokens += len(chunk.token_ids)
             request.num_planned_tokens += chunk.is_last
-            named[request.slot] = request
-        for request in named.values():
             request.num_steps_in_flight += 1
-        if not plan.is_empty:
-            self._in_flight[plan.step_id] = named
+        self._in_flight[plan.step_id] = named
 
     def masks(self, plan: StepPlan) -> dict[int, np.ndarray]:
         """For each guided slot that samples in a step in flight, which tokens may come; who has none ends.
@@ -223,6 +235,7 @@ class Scheduler:
         if request.num_committed_tokens >= request.trail.next_len:
             self._cache.enter(request)
         if chunk is not None and chunk.is_last:
+            self._roster.unfinished.pop(request, None)
             self._cache.enter_tail(request)
 
     # -- failures -----------------------------------------------------------------------------------------
