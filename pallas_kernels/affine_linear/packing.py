@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -45,31 +46,59 @@ def pack(w: AffineWeights, width: int | None = None) -> PackedAffine:
     """
     if problem := packing_problem(w):
         raise ValueError(problem)
+    words = room_for_words(w, width)
+    for layer in range(w.codes.shape[0]):
+        pack_codes(words[layer, :, : w.N], np.asarray(w.codes[layer]), w.bits)
+    return with_words(w, words)
+
+
+def room_for_words(w: AffineWeights, width: int | None = None) -> np.ndarray:
+    """Zeros for the packed codes of `w`, uint16 [L, tiles, N padded, W]; of its codes only the shape is looked at."""
+    L, N, K = w.codes.shape
     width = width or plane_width(w)
-    planes = 16 // w.bits
-    L, tiles, padded = w.codes.shape[0], -(-w.K // (planes * width)), -(-w.N // COLUMN_MULTIPLE) * COLUMN_MULTIPLE
-    words = np.zeros((L, tiles, padded, width), np.uint16)
-    for layer in range(L):
-        _pack_layer(words[layer, :, : w.N], np.asarray(w.codes[layer]), planes)
-    groups = 1 if w.num_groups == 1 else -(-tiles * planes * width // w.group_size)
+    return np.zeros((L, -(-K // (16 // w.bits * width)), -(-N // COLUMN_MULTIPLE) * COLUMN_MULTIPLE, width), np.uint16)
+
+
+def with_words(w: AffineWeights, words: np.ndarray) -> PackedAffine:
+    """`w` with words that `pack_codes` has filled in place of its codes, of which only the shape is looked at."""
+    _, tiles, padded, width = words.shape
+    groups = 1 if w.num_groups == 1 else -(-tiles * (16 // w.bits) * width // w.group_size)
     spare = ((0, 0), (0, groups - w.num_groups), (0, padded - w.N))
     kind, shift = _shift(w)
-    return PackedAffine(
-        jnp.asarray(words),
-        jnp.asarray(np.pad(np.asarray(w.scale).swapaxes(1, 2), spare)),
-        None if shift is None else jnp.asarray(np.pad(shift.swapaxes(1, 2), spare)),
+    return PackedAffine(  # put, not converted: jnp.asarray compiles a program for each shape
+        jax.device_put(words),
+        jax.device_put(np.pad(np.asarray(w.scale).swapaxes(1, 2), spare)),
+        None if shift is None else jax.device_put(np.pad(shift.swapaxes(1, 2), spare)),
         w.perm, kind, w.bits, w.group_size, w.K, w.N,
         offset_dtype="float16" if w.offset is None else str(w.offset.dtype),
     )  # fmt: skip
 
 
-def _pack_layer(words: np.ndarray, codes: np.ndarray, planes: int) -> None:
-    """Fills words uint16 [tiles, N, W], zeros at first, from codes uint8 [N, K]; rows past K count as code 0."""
-    width = words.shape[2]
-    for start in range(0, codes.shape[1], width):
-        tile, plane = divmod(start // width, planes)
-        rows = codes[:, start : start + width]
-        words[tile, :, : rows.shape[1]] |= rows.astype(np.uint16) << (16 // planes * plane)
+def pack_codes(words: np.ndarray, codes: np.ndarray, bits: int) -> None:
+    """Packs one linear, or some of its columns.
+
+    Args:
+        words: uint16 [tiles, ..., W] to fill; the axes between are N together.
+        codes: uint8 [N, K], fastest where either axis is contiguous; codes past K count as 0.
+        bits: of a code.
+    """
+    N, planes, width = codes.shape[0], 16 // bits, words.shape[-1]
+    for tile, place in enumerate(words):
+        some = codes[:, tile * planes * width : (tile + 1) * planes * width]
+        if some.shape[1] < planes * width:
+            some = np.pad(some, ((0, 0), (0, planes * width - some.shape[1])))
+        if some.strides[0] < some.strides[1]:  # columns lie together: one transposition, of words, at the end
+            merged = _merged(some.T.reshape(planes, width, N), bits).T
+        else:
+            merged = _merged(np.moveaxis(some.reshape(N, planes, width), 1, 0), bits)
+        place[...] = merged.reshape(place.shape)
+
+
+def _merged(planes: np.ndarray, bits: int) -> np.ndarray:
+    """uint8 codes [planes, ...] -> uint16 [...], plane j in bits j * bits."""
+    if bits == 4:
+        planes = planes[1::2] << np.uint8(4) | planes[0::2]
+    return planes[1].astype(np.uint16) << np.uint16(8) | planes[0]
 
 
 def _zero_points(scale: np.ndarray, offset: np.ndarray, bits: int) -> np.ndarray | None:
