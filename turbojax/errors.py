@@ -97,3 +97,11 @@ class ModelNotFoundError(TurbojaxError):
 
 class DownloadError(TurbojaxError):
     """A model could not be fetched, or is not what was expected."""
+
+
+class CalibrationError(TurbojaxError):
+    """Calibration text is missing, unreadable or too short; the message has the numbers."""
+
+
+class LiteError(TurbojaxError):
+    """A checkpoint cannot be quantised or measured as asked: what was found, and what to do."""

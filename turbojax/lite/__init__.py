@@ -1,0 +1,1 @@
+"""Quantised checkpoints out: calibration, the methods that round weights, and how what they cost is measured."""
