@@ -39,7 +39,7 @@ class Tokens(np.ndarray):
 
 
 class NoDevice:
-    """Stands for the executables: a step gives tokens at once."""
+    """Stands for the executables: a step, or what samples behind it, gives tokens at once."""
 
     def __init__(self, num_slots: int, pages_per_slot: int, buckets: Buckets) -> None:
         self.weights, self.buckets = None, buckets
@@ -49,10 +49,14 @@ class NoDevice:
         return state
 
     def step(self, shape: Any) -> Any:
-        size = shape.num_decode_slots + shape.num_chunks
-        lead = () if shape.num_chunks else (shape.num_decode_steps,)
-        tokens = np.full((*lead, size), NO_DEVICE).view(Tokens)
-        return lambda weights, state, *inputs: (state, tokens)
+        if not shape.is_fused:
+            return lambda weights, state, *inputs: state
+        tokens = np.full((shape.num_decode_steps, shape.num_decode_slots), NO_DEVICE).view(Tokens)
+        return lambda weights, state, batch: (state, tokens)
+
+    def pick(self, shape: Any) -> Any:
+        tokens = np.full(shape.num_rows, NO_DEVICE).view(Tokens)
+        return lambda weights, state, batch: (state, tokens)
 
 
 class NoState:

@@ -17,13 +17,14 @@ from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsed
 
 from checkpoints import is_native
 from pallas_kernels import backend
-from turbojax.buckets import Buckets
+from turbojax.buckets import NARROW_LEN, Buckets
 from turbojax.configs import MAX_STOP_IDS, EngineConfig
 from turbojax.core.diagnosis import describe_layer
 from turbojax.core.state import EngineState, init_state
 from turbojax.engine.block_pool import BlockPool
 from turbojax.engine.limits import SchedulerConfig
 from turbojax.engine.metrics import EngineMetrics
+from turbojax.engine.plan import MAX_BIASED_TOKENS
 from turbojax.engine.prefix_cache import PrefixCache
 from turbojax.engine.scheduler import Scheduler
 from turbojax.errors import ConfigError, OutOfMemoryError
@@ -88,7 +89,7 @@ def assemble_model(model: Model, config: EngineConfig) -> EngineParts:
     (limits, buckets), metrics = limits_of(config, model.spec), EngineMetrics()
     executables, memory = plan_engine(model, config, limits, buckets, metrics)
     log.info("%s", memory.table())
-    make_state = jax.jit(state_maker(model.spec, limits, memory))
+    make_state = jax.jit(state_maker(model.spec, config, limits, buckets, memory.num_pages))
     try:
         runner = JaxRunner(executables, make_state, debug=config.debug)
     except jax.errors.JaxRuntimeError as error:  # another process has taken what was free when it was planned
@@ -123,6 +124,7 @@ def limits_of(config: EngineConfig, spec: ModelSpec) -> tuple[SchedulerConfig, B
         min_prefill_tokens=MIN_PREFILL_TOKENS_ON_GPU if on_gpu else MIN_PREFILL_TOKENS,
         max_len=session_len,
         page_len=page_len,
+        **(split_sizes_on_gpu(session_len) if on_gpu else {}),
     )
     limits = SchedulerConfig(
         num_slots=max_batch_size,
@@ -131,17 +133,26 @@ def limits_of(config: EngineConfig, spec: ModelSpec) -> tuple[SchedulerConfig, B
         max_chunks=buckets.max_chunks,
         num_decode_steps=config.num_decode_steps,
         max_queue_len=config.max_queue_len,
-        max_multi_step_slots=buckets.max_multi_step_slots,
+        max_multi_step_slots=max(buckets.multi_step_slots, default=0),
         max_multi_step_pages=buckets.narrow_table_len,
     )
     return limits, buckets
 
 
-def state_maker(spec: ModelSpec, limits: SchedulerConfig, memory: MemoryPlan) -> Callable[[], EngineState]:
-    """Makes a fresh state of the planned size."""
+def split_sizes_on_gpu(session_len: int) -> dict[str, tuple[int, ...]]:
+    """Sizes of split steps where up to 16 rows cost the same, but for the attention of one long sequence."""
+    return {"split_slots": (1, 16, 64) if session_len > NARROW_LEN else (16, 64), "pick_rows": (16,)}
+
+
+def state_maker(
+    spec: ModelSpec, config: EngineConfig, limits: SchedulerConfig, buckets: Buckets, num_pages: int
+) -> Callable[[], EngineState]:
+    """Makes a fresh state with a pool of `num_pages` pages."""
+    num_params = max([processor.num_params for processor in config.logits_processors.values()], default=0)
     return functools.partial(
-        init_state, spec, num_slots=limits.num_slots, num_pages=memory.num_pages, page_len=memory.page_len,
-        max_len=limits.session_len, num_stop_ids=MAX_STOP_IDS,
+        init_state, spec, num_slots=limits.num_slots, num_pages=num_pages, page_len=config.cache_block_seq_len,
+        max_len=limits.session_len, num_stop_ids=MAX_STOP_IDS, num_hidden_rows=buckets.max_rows,
+        num_biased_tokens=MAX_BIASED_TOKENS, num_processor_params=num_params,
     )  # fmt: skip
 
 
@@ -157,13 +168,16 @@ def plan_engine(
         OutOfMemoryError: the pool does not fit.
     """
     workspace = estimate_workspace(model.spec, buckets, limits.session_len)
+    maker = functools.partial(state_maker, model.spec, config, limits, buckets)
+    smallest = jax.eval_shape(maker(1))
     while True:
         memory = plan_memory(
             model.spec, tree_bytes(model.weights), workspace, page_len=config.cache_block_seq_len,
             max_batch_size=limits.num_slots, max_len=limits.session_len, share=config.cache_max_entry_count,
+            slot_bytes=tree_bytes((smallest.slots, smallest.hidden)),
         )  # fmt: skip
-        state = jax.eval_shape(state_maker(model.spec, limits, memory))
-        executables = Executables(model.weights, state, buckets, metrics)
+        state = jax.eval_shape(maker(memory.num_pages))
+        executables = Executables(model.weights, state, buckets, metrics, config.logits_processors)
         if not (backend.on_gpu() if config.compile_ahead is None else config.compile_ahead):
             return executables, memory
         with progress_bar("compiling", total=buckets.num_programs) as advance:

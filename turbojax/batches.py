@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from turbojax.buckets import StepShape
+from turbojax.buckets import PickShape, StepShape
 from turbojax.core import steps
+from turbojax.core.logits import COUNT_LIMIT, IN_PROMPT, UNUSED, RuleJoins
+from turbojax.core.split import PickBatch
 from turbojax.core.state import NO_TOKEN, Copies, EngineState, Joins, Sampler
 from turbojax.engine.plan import PageCopy, SlotJoin, StepPlan
 
 JOINS_PER_CALL = 8
-DIRTY_PAGES_PER_CALL = 32
 COPIES_PER_CALL = 8
+SEEN_PER_CALL = 4096  # different tokens of sequences that are counted anew
+ALL_ALLOWED = 0xFFFFFFFF
 
 
 def padded(values: Sequence[int] | np.ndarray, size: int, fill: int) -> np.ndarray:
@@ -32,12 +35,21 @@ class Batches:
     num_groups: int
     pages_per_slot: int
     num_stop_ids: int
+    num_vocab: int = 0
+    num_biased_tokens: int = 0
+    num_processor_params: int = 0
+    processors: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, state: EngineState) -> Batches:
-        """For a state, or one without values."""
+    def of(cls, state: EngineState, processors: tuple[str, ...] = ()) -> Batches:
+        """For a state, or one without values, and the names of the logits processors in order."""
         num_rows, num_groups, pages_per_slot = state.slots.block_tables.shape
-        return cls(num_rows - 1, num_groups, pages_per_slot, state.slots.stop_ids.shape[1])
+        sizes = num_rows - 1, num_groups, pages_per_slot, state.slots.stop_ids.shape[1]
+        rules = state.slots.rules
+        if rules is None:
+            return cls(*sizes)
+        limits = rules.counts.shape[1], rules.bias.shape[1], rules.processor_params.shape[1]
+        return cls(*sizes, *limits, processors)
 
     def decode(self, plan: StepPlan, shape: StepShape) -> steps.DecodeBatch | None:
         size = shape.num_decode_slots
@@ -99,11 +111,70 @@ class Batches:
             ),
         )
 
-    def dirty_pages(self, page_ids: Sequence[int]) -> np.ndarray:
-        """At most DIRTY_PAGES_PER_CALL of them."""
-        return padded(page_ids, DIRTY_PAGES_PER_CALL, 0)
+    def rules(self, joins: Sequence[SlotJoin]) -> Iterator[RuleJoins]:
+        """What calls take, one after the other: the rules of slots, then tokens to count behind the last of them."""
+        seen = np.concatenate([np.zeros((0, 3), np.int32), *(seen_by(join) for join in joins)])
+        groups = [joins[first : first + JOINS_PER_CALL] for first in range(0, len(joins), JOINS_PER_CALL)] or [()]
+        for group in groups[:-1]:
+            yield self._rules_of(group, seen[:0])
+        for first in range(0, max(1, len(seen)), SEEN_PER_CALL):
+            yield self._rules_of(() if first else groups[-1], seen[first : first + SEEN_PER_CALL])
+
+    def _rules_of(self, joins: Sequence[SlotJoin], seen: np.ndarray) -> RuleJoins:
+        size = JOINS_PER_CALL
+        penalties = np.tile(np.array([1, 0, 0], np.float32), (size, 1))
+        biased_ids = np.full((size, self.num_biased_tokens), UNUSED, np.int32)
+        bias = np.zeros((size, self.num_biased_tokens), np.float32)
+        processor, params = np.full(size, UNUSED, np.int32), np.zeros((size, self.num_processor_params), np.float32)
+        for row, sampling in enumerate([join.sampling for join in joins]):
+            penalties[row] = sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty
+            values = dict(sampling.logit_bias) | dict.fromkeys(sampling.bad_token_ids, -np.inf)
+            biased_ids[row, : len(values)], bias[row, : len(values)] = list(values), list(values.values())
+            if sampling.processor is not None:
+                processor[row] = self.processors.index(sampling.processor)
+                flat = [np.asarray(values, np.float32).reshape(-1) for values in sampling.processor_params]
+                given = np.concatenate([np.zeros(0, np.float32), *flat])
+                params[row, : len(given)] = given
+        nowhere = np.full((SEEN_PER_CALL, 3), self.sink + 1, np.int32)
+        nowhere[: len(seen)] = seen
+        slots = padded([join.slot for join in joins], size, self.sink)
+        repetition, presence, frequency = penalties.T.copy()
+        return RuleJoins(slots, repetition, presence, frequency, biased_ids, bias, processor, params, nowhere)
+
+    def pick(self, rows: Sequence[tuple[int, int, int, bool]], shape: PickShape) -> PickBatch:
+        """Of `SampledRow`s."""
+        size, columns = shape.num_rows, list(zip(*rows, strict=True)) or [()] * 4
+        is_last = np.zeros(size, bool)
+        is_last[: len(rows)] = columns[3]
+        return PickBatch(
+            padded(columns[0], size, 0), padded(columns[1], size, self.sink), padded(columns[2], size, 0), is_last
+        )
+
+    def masks(self, masks: Mapping[int, np.ndarray], num_rows: int) -> np.ndarray:
+        """uint32 [M, ceil(V / 32)], bit masks by row; whoever has none may sample every token."""
+        out = np.full((num_rows, -(-self.num_vocab // 32)), ALL_ALLOWED, np.uint32)
+        for row, mask in masks.items():
+            out[row] = mask
+        return out
+
+    def targets(self, token_ids: Sequence[int] | np.ndarray, num_rows: int) -> np.ndarray:
+        """int32 [M], see `pick_processed`."""
+        return padded(token_ids, num_rows, UNUSED)
 
     def copies(self, copies: Sequence[PageCopy]) -> Copies:
         """At most COPIES_PER_CALL of them."""
         columns = ([c.source_id for c in copies], [c.target_id for c in copies], [c.num_tokens for c in copies])
         return Copies(*(padded(column, COPIES_PER_CALL, 0) for column in columns))
+
+
+def seen_by(join: SlotJoin) -> np.ndarray:
+    """int32 [T, 3] of (slot, token, count) of a sequence so far, see `LogitRules.counts`; empty where nobody asks."""
+    if not join.sampling.counts_tokens:
+        return np.zeros((0, 3), np.int32)
+    assert join.prompt_ids is not None
+    assert join.output_ids is not None
+    ids, times = np.unique(join.output_ids, return_counts=True)
+    counts = dict(zip(ids.tolist(), np.minimum(times, COUNT_LIMIT).tolist(), strict=True))
+    for token in np.unique(join.prompt_ids).tolist():
+        counts[token] = counts.get(token, 0) | IN_PROMPT
+    return np.array([(join.slot, token, count) for token, count in counts.items()], np.int32).reshape(-1, 3)

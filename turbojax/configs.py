@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from turbojax.errors import ConfigError
 from turbojax.generation import GenerationConfig
+from turbojax.processors import LogitsProcessor
 from turbojax.rules import check, is_int
 
-__all__ = ["EngineConfig", "GenerationConfig"]
+__all__ = ["EngineConfig", "GenerationConfig", "LogitsProcessor"]
 
 KV_BITS = (16, 8, 4)
 _BITS_OF_QUANT_POLICY = {0: 16, 8: 8, 4: 4}
@@ -42,6 +44,7 @@ class EngineConfig:
         num_decode_steps: tokens of each sequence per call to the device while no request waits.
         compile_ahead: compile every step before the first request instead of when it is met; None does on a GPU,
             where a process that runs many requests should not stop to compile, and not elsewhere.
+        logits_processors: what requests can name as their processor of logits, by name; compiled into the steps.
         debug: an error of numerics names the first layer whose output is not finite, and page numbers are checked
             before each step.
 
@@ -63,6 +66,7 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     num_decode_steps: int = 4
     compile_ahead: bool | None = False
+    logits_processors: Mapping[str, LogitsProcessor] = field(default_factory=dict)
     debug: bool = False
 
     def __post_init__(self) -> None:
@@ -93,6 +97,12 @@ class EngineConfig:
             ),
             "enable_prefix_caching": (isinstance(self.enable_prefix_caching, bool), "True or False"),
             "compile_ahead": (isinstance(self.compile_ahead, bool | None), "True, False or None"),
+            "logits_processors": (
+                isinstance(self.logits_processors, Mapping)
+                and all(isinstance(name, str) for name in self.logits_processors)
+                and all(isinstance(one, LogitsProcessor) for one in self.logits_processors.values()),
+                "LogitsProcessor objects by name",
+            ),
             "debug": (isinstance(self.debug, bool), "True or False"),
         }
         check("EngineConfig", self, rules)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -12,39 +12,54 @@ import jax
 
 from pallas_kernels import backend
 from turbojax.batches import Batches
-from turbojax.buckets import Buckets, StepShape
-from turbojax.core import steps
-from turbojax.core.state import EngineState, copy_pages, join, zero_pages
+from turbojax.buckets import Buckets, PickShape, StepShape
+from turbojax.core import split, steps
+from turbojax.core.logprobs import Logprobs
+from turbojax.core.state import EngineState, copy_pages, join, join_rules
 from turbojax.core.weights import Weights
 from turbojax.engine.metrics import EngineMetrics
-from turbojax.engine.plan import StepPlan
+from turbojax.engine.plan import MAX_LOGPROBS, StepPlan
+from turbojax.processors import LogitsProcessor
 from turbojax.program_cache import ProgramCache
 
-JOIN, ZERO_PAGES, COPY_PAGES = "join", "zero_pages", "copy_pages"  # buckets.NUM_OTHER_PROGRAMS
+JOIN, JOIN_RULES, COPY_PAGES = "join", "join_rules", "copy_pages"  # buckets.NUM_OTHER_PROGRAMS
 # XLA compiles a program on one thread for most of its time; more threads than this only compete for memory.
 MAX_COMPILE_THREADS = 16
 
 
 class Executables:
-    """Programs by what they run: `step(shape)`, `join`, `zero_pages`, `copy_pages`. All donate the engine's state.
+    """Programs by what they run: `step(shape)`, `pick(shape)`, `join`, `join_rules`, `copy_pages`.
+
+    All donate the engine's state.
 
     They are compiled from shapes alone, so the state need not exist yet: what a program needs beside it is known
     before the pool takes the rest of the memory. A compiled program is called as fast as a jitted function.
     """
 
-    def __init__(self, weights: Weights, state: EngineState, buckets: Buckets, metrics: EngineMetrics) -> None:
+    def __init__(
+        self,
+        weights: Weights,
+        state: EngineState,
+        buckets: Buckets,
+        metrics: EngineMetrics,
+        processors: Mapping[str, LogitsProcessor] | None = None,
+    ) -> None:
         """`state` needs no values, only shapes (`jax.eval_shape`)."""
         self.weights, self.buckets, self.metrics = weights, buckets, metrics
-        self.batches = Batches.of(state)
+        self.processors = dict(processors or {})
+        self.batches = Batches.of(state, tuple(self.processors))
         self._state = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), state)
         self._programs: dict[Hashable, Any] = {}
         self._cache = ProgramCache.of(weights, self._state)
         self.is_complete = False
         donated = functools.partial(jax.jit, donate_argnames="state")
-        self._join, self._zero = donated(self._counted(join)), donated(self._counted(zero_pages))
+        self._join, self._rules = donated(self._counted(join)), donated(self._counted(join_rules))
         self._copy = donated(self._counted(copy_pages))
         self._decode = donated(self._counted(steps.decode), static_argnames=("num_steps", "table_len"))
-        self._mixed = donated(self._counted(steps.mixed))
+        self._forward, self._pick = donated(self._counted(split.forward_rows)), donated(self._counted(split.pick))
+        functions = tuple(self.processors.values())
+        processed = functools.partial(split.pick_processed, num_logprobs=MAX_LOGPROBS, processors=functions)
+        self._pick_processed = donated(self._counted(processed))
 
     def _counted(self, step: Callable[..., Any]) -> Callable[..., Any]:
         metrics = self.metrics
@@ -59,7 +74,17 @@ class Executables:
     # -- programs -----------------------------------------------------------------------------------------
 
     def step(self, shape: StepShape) -> Any:
-        """(weights, state, decode batch, prefill batch) -> (state, tokens); of a pure decode step without the last."""
+        """(weights, state, decode batch) -> (state, tokens) of a fused step.
+
+        A split step gives the state alone, and takes a prefill batch too if it has chunks.
+        """
+        return self._program(shape)
+
+    def pick(self, shape: PickShape) -> Any:
+        """(weights, state, pick batch) -> (state, tokens).
+
+        Where logits are processed: (weights, state, pick batch, masks, targets) -> (state, tokens, PickOutputs).
+        """
         return self._program(shape)
 
     @property
@@ -68,9 +93,9 @@ class Executables:
         return self._program(JOIN)
 
     @property
-    def zero_pages(self) -> Any:
-        """(state, page ids) -> state."""
-        return self._program(ZERO_PAGES)
+    def join_rules(self) -> Any:
+        """(state, rules) -> state."""
+        return self._program(JOIN_RULES)
 
     @property
     def copy_pages(self) -> Any:
@@ -80,7 +105,7 @@ class Executables:
     def keys(self) -> list[Hashable]:
         """Every program that there can be; the largest step first, since it takes longest to compile."""
         shapes = sorted(self.buckets.all_shapes(), key=lambda s: (s.num_prefill_tokens, s.num_decode_slots))
-        return [*reversed(shapes), JOIN, ZERO_PAGES, COPY_PAGES]
+        return [*reversed(shapes), *self.buckets.all_picks(), JOIN, JOIN_RULES, COPY_PAGES]
 
     def _program(self, key: Hashable) -> Any:
         program = self._programs.get(key)
@@ -96,24 +121,43 @@ class Executables:
         """The jitted function of a program, its inputs, those that are static, and what it returns."""
         if key == JOIN:
             return self._join, (self._state, self.batches.joins(())), {}, self._state
-        if key == ZERO_PAGES:
-            return self._zero, (self._state, self.batches.dirty_pages(())), {}, self._state
+        if key == JOIN_RULES:
+            return self._rules, (self._state, *self.batches.rules(())), {}, self._state
         if key == COPY_PAGES:
             return self._copy, (self._state, self.batches.copies(())), {}, self._state
+        if isinstance(key, PickShape):
+            return self._pick_of(key)
         assert isinstance(key, StepShape)
         nothing = StepPlan(step_id=-1)
         decode, prefill = self.batches.decode(nothing, key), self.batches.prefill(nothing, key)
-        inputs, outputs = (self.weights, self._state, decode), (self._state, 0)
-        if prefill is None:
-            return self._decode, inputs, {"num_steps": key.num_decode_steps, "table_len": key.table_len}, outputs
-        return self._mixed, (*inputs, prefill), {}, outputs
+        inputs = (self.weights, self._state, decode)
+        if key.is_fused:
+            static = {"num_steps": key.num_decode_steps, "table_len": key.table_len}
+            return self._decode, inputs, static, (self._state, 0)
+        return self._forward, inputs if prefill is None else (*inputs, prefill), {}, self._state
+
+    def _pick_of(self, shape: PickShape) -> tuple[Any, tuple[Any, ...], dict[str, Any], Any]:
+        """See `_call_of`."""
+        num, inputs = shape.num_rows, (self.weights, self._state, self.batches.pick((), shape))
+        if shape.is_plain:
+            return self._pick, inputs, {}, (self._state, 0)
+        more = self.batches.masks({}, num), self.batches.targets((), num)
+        some: Any = 0
+        outputs = split.PickOutputs(Logprobs(some, some, some, some, some), some, some)
+        return self._pick_processed, (*inputs, *more), {}, (self._state, 0, outputs)
+
+    def _cache_of(self, key: Hashable) -> ProgramCache | None:
+        """Where a program is kept; a processor's function may change without its shapes, so those are not."""
+        is_theirs = bool(self.processors) and isinstance(key, PickShape) and not key.is_plain
+        return None if is_theirs else self._cache
 
     def _load(self, key: Hashable) -> Any | None:
         """The program as an earlier process compiled it."""
-        if self._cache is None:
+        cache = self._cache_of(key)
+        if cache is None:
             return None
         _, inputs, _, outputs = self._call_of(key)
-        return self._cache.load(key, jax.tree.structure((inputs, {})), jax.tree.structure(outputs))
+        return cache.load(key, jax.tree.structure((inputs, {})), jax.tree.structure(outputs))
 
     def _lower(self, key: Hashable) -> tuple[Any, bool]:
         """A lowered program, and whether all of its ops run as they should."""
@@ -123,9 +167,9 @@ class Executables:
         return lowered, backend.num_fallbacks() == num_fallbacks
 
     def _compile(self, key: Hashable, lowered: Any, is_sound: bool) -> Any:
-        program = lowered.compile()
-        if self._cache is not None and is_sound:  # tracing says what falls back, so it is traced at each start
-            self._cache.save(key, program)
+        program, cache = lowered.compile(), self._cache_of(key)
+        if cache is not None and is_sound:  # tracing says what falls back, so it is traced at each start
+            cache.save(key, program)
         return program
 
     # -- ahead of time ------------------------------------------------------------------------------------
@@ -154,6 +198,7 @@ class Executables:
             self._cache.touch()
 
     def workspace_bytes(self) -> int:
-        """The largest temporary memory of any program that is compiled, beside weights and state."""
-        analyses = [program.memory_analysis() for program in self._programs.values()]
-        return max((int(a.temp_size_in_bytes) for a in analyses if a is not None), default=0)
+        """The most memory that any program that is compiled takes beside weights and state: temporaries and outputs."""
+        found = [program.memory_analysis() for program in self._programs.values()]
+        extra = [a.temp_size_in_bytes + a.output_size_in_bytes - a.alias_size_in_bytes for a in found if a is not None]
+        return max(map(int, extra), default=0)

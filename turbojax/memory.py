@@ -52,6 +52,7 @@ class MemoryPlan:
         layers: what a token takes, by precision.
         num_pages: pages of the pool, the sink included.
         page_len: tokens of a page.
+        slot_bytes: of what is kept of sequences beside keys and values: counts of tokens, hidden states of a step.
     """
 
     weight_bytes: int
@@ -61,6 +62,7 @@ class MemoryPlan:
     layers: tuple[LayerBytes, ...]
     num_pages: int
     page_len: int
+    slot_bytes: int = 0
 
     @property
     def page_bytes(self) -> int:
@@ -78,7 +80,7 @@ class MemoryPlan:
     @property
     def left_bytes(self) -> int:
         """Nobody's; negative where pool and workspace do not fit."""
-        return self.free_bytes - self.pool_bytes - self.workspace_bytes
+        return self.free_bytes - self.pool_bytes - self.slot_bytes - self.workspace_bytes
 
     def measured(self, workspace_bytes: int) -> MemoryPlan:
         """The same pool beside the workspace that the compiled steps need."""
@@ -100,6 +102,7 @@ class MemoryPlan:
             num_bytes = part.num_layers * part.bytes_per_token * self.page_len * self.num_pages
             note = f"{part.num_layers} layers, {part.bytes_per_token:,} bytes a token and layer"
             rows.append((f"  K{part.k_bits} V{part.v_bits}", num_bytes, note))
+        rows.append(("slots", self.slot_bytes, "counts of tokens, hidden states of a step"))
         rows.append(("workspace", self.workspace_bytes, f"largest temporary of a step, {how}"))
         rows.append(("left", self.left_bytes, f"of {self.free_bytes / MIB:,.0f} MiB free beside the weights"))
         return "\n".join(f"{name:<10} {num / MIB:>10,.0f} MiB  {note}".rstrip() for name, num, note in rows)
@@ -136,34 +139,33 @@ def free_device_bytes() -> int:
 def estimate_workspace(spec: ModelSpec, buckets: Buckets, max_len: int) -> int:
     """Bytes of the largest temporary of a step, before any step is compiled; meant to be too high rather than too low.
 
-    It sums, for the largest mixed step: a few activations and the widest linear's input and output (a linear may leave
-    float32), one dequantised weight, logits thrice, the partial results of decode attention, a tile's scores where
-    attention runs as its reference, copies of quantised pages.
+    It sums, for the largest split step: a few activations and the widest linear's input and output (a linear may leave
+    float32), one dequantised weight, the partial results of decode attention, a tile's scores where attention runs as
+    its reference, copies of quantised pages. Sampling holds five arrays of logits: raw, processed, and the sampler's.
     """
     itemsize = jax.numpy.dtype(spec.dtype).itemsize
     layers = [segment.layer for segment in spec.segments]
     linears = [linear for layer in layers for linear in (*layer.qkv, layer.o, *layer.gate_up, layer.down)]
     num_decode = max(buckets.decode_slots)
-    num_rows = max(buckets.prefill_tokens) + max(buckets.mixed_decode_slots)
 
     def row_bytes(linear: LinearSpec) -> int:
         return linear.in_dim * itemsize + linear.out_dim * 4
 
-    activations = num_rows * (4 * spec.embed_dim * itemsize + max(row_bytes(linear) for linear in linears))
+    activations = buckets.max_rows * (4 * spec.embed_dim * itemsize + max(row_bytes(linear) for linear in linears))
     one_weight = 2 * max(linear.in_dim * linear.out_dim for linear in linears)
-    logits = 3 * 4 * spec.vocab_size * (num_decode + buckets.max_chunks)
+    logits = 5 * 4 * spec.vocab_size * num_decode
     num_heads, head_dim = max(layer.num_heads for layer in layers), max(layer.head_dim for layer in layers)
     partials = 4 * num_decode * num_heads * head_dim * -(-max_len // RANGE_LEN)
     is_quantised = any(min(layer.k_bits, layer.v_bits) < 16 for layer in layers)
     key_bytes = max(4 * layer.num_kv_heads * layer.head_dim for layer in layers)
     scores = 5 * 4 * num_heads * REFERENCE_SCORES
     copies = min(MAX_COPY_BYTES, key_bytes * max_len * buckets.max_chunks) if is_quantised else 0
-    return activations + one_weight + logits + partials + scores + copies
+    return one_weight + max(activations + partials + scores + copies, partials + logits)
 
 
 def plan_memory(
     spec: ModelSpec, weight_bytes: int, workspace_bytes: int, *, page_len: int, max_batch_size: int, max_len: int,
-    share: float | int,
+    share: float | int, slot_bytes: int = 0,
 ) -> MemoryPlan:  # fmt: skip
     """Sizes the pool.
 
@@ -173,18 +175,18 @@ def plan_memory(
         workspace_bytes: the largest temporary of a step.
         page_len: tokens of a page.
         max_batch_size, max_len: the pool never holds more than this many sequences of this length.
-        share: a float is the part that the pool takes of what weights and workspace leave free, an int its number of
-            pages.
+        share: a float is the part that the pool takes of what all else leaves free, an int its number of pages.
+        slot_bytes: of the state beside the pool.
 
     Raises:
         OutOfMemoryError: not even one sequence of one page fits, with the numbers.
     """
     free = free_device_bytes()
-    plan = MemoryPlan(weight_bytes, free, workspace_bytes, False, layer_bytes(spec), 0, page_len)
+    plan = MemoryPlan(weight_bytes, free, workspace_bytes, False, layer_bytes(spec), 0, page_len, slot_bytes)
     if isinstance(share, int):
         num_pages = share
     else:
-        budget = int(max(0, free - workspace_bytes) * share)
+        budget = int(max(0, free - slot_bytes - workspace_bytes) * share)
         if jax.default_backend() == "cpu":
             budget = min(budget, CPU_POOL_LIMIT_BYTES)
         useful = max_batch_size * -(-max_len // page_len) + 1
@@ -199,9 +201,9 @@ def refusal(plan: MemoryPlan) -> str:
     """Why a plan does not fit, and what to change."""
     return (
         f"a KV pool of {plan.num_pages} pages of {plan.page_bytes:,} bytes ({plan.pool_bytes:,}) does not fit: "
-        f"{plan.free_bytes:,} bytes are free beside {plan.weight_bytes:,} bytes of weights, and steps need "
-        f"{plan.workspace_bytes:,} of them; lower max_prefill_token_num, max_batch_size or session_len, choose a "
-        "smaller quant_policy, or change cache_max_entry_count"
+        f"{plan.free_bytes:,} bytes are free beside {plan.weight_bytes:,} bytes of weights, slots take "
+        f"{plan.slot_bytes:,} of them, and steps need {plan.workspace_bytes:,} of them; lower max_prefill_token_num, "
+        "max_batch_size or session_len, choose a smaller quant_policy, or change cache_max_entry_count"
     )
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.runner.harness import SMALL
 from turbojax import assembly, memory
 from turbojax.assembly import assemble_model, limits_of, plan_engine, state_maker
-from turbojax.buckets import Buckets
+from turbojax.buckets import Buckets, PickShape
 from turbojax.configs import EngineConfig
 from turbojax.engine.metrics import EngineMetrics
 from turbojax.errors import OutOfMemoryError
@@ -58,14 +58,15 @@ def test_cached_files_are_no_reason_to_refuse(monkeypatch, tmp_path):
 
 def test_the_table_shows_every_part(loaded, free):
     free(100 * MIB)
-    lines = plan(loaded.spec, share=513).table().splitlines()
+    lines = plan(loaded.spec, share=513, slot_bytes=MIB).table().splitlines()
     assert lines[0].split() == ["weights", "7", "MiB"]
     assert "513 pages of 16 tokens: 8,192 tokens" in lines[1]
     assert lines[2].split()[:2] == ["K16", "V16"]
     assert "2 layers, 512 bytes a token and layer" in lines[2]
-    assert "largest temporary of a step, estimated" in lines[3]
-    assert lines[4].startswith("left")
-    assert "of 100 MiB free beside the weights" in lines[4]
+    assert lines[3].split()[:3] == ["slots", "1", "MiB"]
+    assert "largest temporary of a step, estimated" in lines[4]
+    assert lines[5].startswith("left")
+    assert "of 100 MiB free beside the weights" in lines[5]
 
 
 def test_what_does_not_fit_is_refused_with_the_numbers(loaded, free):
@@ -91,12 +92,12 @@ def test_the_estimate_of_the_workspace_is_near_what_the_compiler_says(loaded):
     buckets = Buckets.of(max_batch_size=16, max_prefill_tokens=256, num_decode_steps=1, min_prefill_tokens=256)
     estimate = estimate_workspace(loaded.spec, buckets, 512)
     found = plan(loaded.spec, share=40)
-    executables = Executables(
-        loaded.weights, jax.eval_shape(state_maker(loaded.spec, limits, found)), buckets, EngineMetrics()
-    )
+    state = jax.eval_shape(state_maker(loaded.spec, config, limits, buckets, found.num_pages))
+    executables = Executables(loaded.weights, state, buckets, EngineMetrics())
     largest = executables.keys()[0]
     assert (largest.num_decode_slots, largest.num_prefill_tokens) == (16, 256)
     executables.step(largest)
+    assert executables.pick(PickShape(16, is_plain=False)) is not None
     assert executables.workspace_bytes() <= estimate <= 4 * executables.workspace_bytes()
 
 
@@ -106,7 +107,7 @@ class FakeExecutables:
     workspace = 0
     compiled: ClassVar[list[int]] = []
 
-    def __init__(self, weights, state, buckets, metrics):
+    def __init__(self, weights, state, buckets, metrics, processors):
         self.num_pages, self.is_complete = state.pool.num_pages, True
 
     def compile_all(self, progress):

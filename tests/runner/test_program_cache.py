@@ -12,7 +12,8 @@ from turbojax import program_cache
 from turbojax.buckets import Buckets
 from turbojax.core.state import init_state
 from turbojax.engine.metrics import EngineMetrics
-from turbojax.executables import JOIN, ZERO_PAGES, Executables
+from turbojax.engine.plan import PageCopy
+from turbojax.executables import COPY_PAGES, JOIN, Executables
 from turbojax.models.model import load_model
 from turbojax.program_cache import FOLDER, ProgramCache, use_compilation_cache
 
@@ -40,9 +41,9 @@ def make(loaded, num_pages=5):
 
 def test_a_second_engine_traces_nothing_and_runs_the_same(loaded, folder):
     first, state = make(loaded)
-    dirty = first.zero_pages(state, first.batches.dirty_pages((1, 2)))
+    dirty = first.copy_pages(state, first.batches.copies((PageCopy(1, 2, 3),)))
     second, state = make(loaded)
-    again = second.zero_pages(state, second.batches.dirty_pages((1, 2)))
+    again = second.copy_pages(state, second.batches.copies((PageCopy(1, 2, 3),)))
     assert (first.metrics.num_traces, second.metrics.num_traces) == (1, 0)
     assert second.metrics.num_compilations == second.metrics.num_programs_read == 1
     assert jax.tree.structure(dirty) == jax.tree.structure(again)
@@ -50,7 +51,7 @@ def test_a_second_engine_traces_nothing_and_runs_the_same(loaded, folder):
     assert state.slots.length.is_deleted(), "a program from disk donates as it did"
     assert second.workspace_bytes() == first.workspace_bytes()
     other, _ = make(loaded, num_pages=6)
-    assert other.zero_pages is not None
+    assert other.copy_pages is not None
     assert other.metrics.num_traces == 1, "another pool, another program"
 
 
@@ -147,5 +148,5 @@ def test_a_process_that_has_chosen_a_cache_keeps_it(folder):
 
 def test_every_program_has_a_file_of_its_own(folder):
     cache = ProgramCache.of({"a": jnp.zeros(3)})
-    keys = [*BUCKETS.all_shapes(), JOIN, ZERO_PAGES]
+    keys = [*BUCKETS.all_shapes(), JOIN, COPY_PAGES]
     assert len({cache._file(key) for key in keys}) == len(keys)

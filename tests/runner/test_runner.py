@@ -8,6 +8,8 @@ from turbojax.buckets import MAX_PROGRAMS, NUM_OTHER_PROGRAMS, Buckets, StepShap
 from turbojax.configs import GenerationConfig
 
 LONG = {"max_len": 131072, "page_len": 64}
+GPU = {"max_batch_size": 256, "max_prefill_tokens": 8192, "min_prefill_tokens": 128, "split_slots": (16, 64),
+       "pick_rows": (16,)}  # fmt: skip
 
 
 @pytest.mark.slow
@@ -51,15 +53,14 @@ def test_every_way_to_run_gives_the_recorded_tokens(model, golden, config):
 def test_sequences_that_outgrow_narrow_tables_go_on_in_wide_ones(model, golden, monkeypatch):
     """Prompts of 11 to 40 tokens and 16 new ones: most pass 32 tokens, beside others that have not."""
     monkeypatch.setattr(buckets_module, "NARROW_LEN", 32)
-    monkeypatch.setattr(buckets_module, "WIDE_DECODE_SLOTS", ())
     prompts, tokens = golden
     pipe, parts = open_pipe(model, num_decode_steps=2)
     used, program = set(), parts.runner._executables.step
     parts.runner._executables.step = lambda shape: used.add(shape) or program(shape)
     with pipe:
         assert [r.token_ids for r in pipe(prompts, GREEDY)] == tokens
-    decodes = {(shape.table_len, shape.num_decode_steps) for shape in used if not shape.num_chunks}
-    assert decodes == {(2, 1), (2, 2), (None, 1)}
+    decodes = {(shape.table_len, shape.num_decode_steps, shape.is_split) for shape in used if not shape.num_chunks}
+    assert decodes == {(2, 1, False), (2, 2, False), (None, 1, True)}
 
 
 def test_a_seeded_request_is_the_same_alone_and_in_company(model, golden):
@@ -77,34 +78,23 @@ def test_a_seeded_request_is_the_same_alone_and_in_company(model, golden):
 @pytest.mark.parametrize(
     "limits",
     [
-        {"max_batch_size": 256, "max_prefill_tokens": 8192, "min_prefill_tokens": 128},  # a GPU's defaults
+        GPU,
         {"max_batch_size": 64, "max_prefill_tokens": 2048},  # a CPU's
         {"max_batch_size": 1, "max_prefill_tokens": 64},
         {"max_batch_size": 100, "max_prefill_tokens": 1000},
         {"max_batch_size": 1024, "max_prefill_tokens": 32768, "num_decode_steps": 16},
-        {
-            "max_batch_size": 257,
-            "max_prefill_tokens": 8192,
-            "min_prefill_tokens": 128,
-            "max_len": 131072,
-            "page_len": 64,
-        },
-        {
-            "max_batch_size": 256,
-            "max_prefill_tokens": 8192,
-            "min_prefill_tokens": 128,
-            "max_len": 131072,
-            "page_len": 64,
-        },
+        GPU | LONG | {"max_batch_size": 257, "split_slots": (1, 16, 64)},
+        GPU | LONG | {"split_slots": (1, 16, 64)},
+        {"max_batch_size": 64, "max_prefill_tokens": 2048} | LONG,
         {"max_batch_size": 3, "max_prefill_tokens": 100, "max_len": 32769, "page_len": 16},
     ],
     ids=lambda limits: f"{limits['max_batch_size']}, {limits.get('max_len', 0)}",
 )
 def test_buckets_cover_every_step_and_are_few(limits):
-    num_steps = limits.setdefault("num_decode_steps", 4)
-    buckets = Buckets.of(**limits)
-    shapes = list(buckets.all_shapes())
-    assert len(set(shapes)) == len(shapes) == buckets.num_programs - NUM_OTHER_PROGRAMS
+    limits = {"num_decode_steps": 4} | limits
+    num_steps, buckets = limits["num_decode_steps"], Buckets.of(**limits)
+    shapes, picks = list(buckets.all_shapes()), list(buckets.all_picks())
+    assert len(set(shapes) | set(picks)) == len(shapes) + len(picks) == buckets.num_programs - NUM_OTHER_PROGRAMS
     assert buckets.num_programs <= MAX_PROGRAMS
     slots, tokens = limits["max_batch_size"], limits["max_prefill_tokens"]
     used = set()
@@ -113,7 +103,7 @@ def test_buckets_cover_every_step_and_are_few(limits):
             for chunks in {0} if num_tokens == 0 else {1, 2, buckets.max_chunks}:
                 if not 0 < decode + chunks <= slots or chunks > num_tokens or num_tokens > tokens:
                     continue
-                for steps in {1} if chunks or decode > buckets.max_multi_step_slots else {1, num_steps}:
+                for steps in {1} if chunks or decode > buckets.multi_step_slots[-1] else {1, num_steps}:
                     for num_pages in (1, buckets.narrow_table_len or 9, (buckets.narrow_table_len or 9) + 1):
                         narrow = buckets.narrow_table_len
                         if steps > 1 and narrow is not None and num_pages > narrow:
@@ -126,6 +116,13 @@ def test_buckets_cover_every_step_and_are_few(limits):
                         assert shape.num_decode_steps == steps
                         assert shape.table_len is None or num_pages <= shape.table_len
                         used.add(shape)
+                        assert shape.num_decode_slots + shape.num_prefill_tokens <= buckets.max_rows or shape.is_fused
     assert StepShape(0, buckets.prefill_tokens[-1], 1) in used
+    for num_rows in {1, 2, 17, slots}:
+        for is_plain in (True, False):
+            if num_rows <= slots:
+                pick = buckets.pick_of(num_rows, is_plain=is_plain)
+                assert pick in picks
+                assert (pick.num_rows >= num_rows) & (pick.is_plain == is_plain)
     with pytest.raises(ValueError, match=f"{slots + 1} exceeds"):
         buckets.shape_of(slots + 1, 0, 0, 1)

@@ -173,10 +173,20 @@ def forward(weights: Weights, pool: KVPool, rows: Rows) -> tuple[KVPool, jax.Arr
     return KVPool(tuple(pages_out)), x
 
 
+def final_norm(weights: Weights, hidden: jax.Array) -> jax.Array:
+    """Last hidden states [M, D] as the output projection reads them."""
+    spec = weights.spec
+    return rms_norm(hidden, weights.final_norm[0], eps=spec.norm_eps, offset=spec.norm_offset)
+
+
 def logits_of(weights: Weights, hidden: jax.Array) -> jax.Array:
     """float32 logits [M, V] of hidden states [M, D] (before the final norm)."""
+    return head_of(weights, final_norm(weights, hidden))
+
+
+def head_of(weights: Weights, x: jax.Array) -> jax.Array:
+    """float32 logits [M, V] of normed hidden states [M, D]."""
     spec = weights.spec
-    x = rms_norm(hidden, weights.final_norm[0], eps=spec.norm_eps, offset=spec.norm_offset)
     head = weights.embedding if weights.head is None else weights.head  # tied: the embedding's
     logits = linear(x, head, jnp.int32(0), out_dtype=jnp.dtype(jnp.float32))[:, : spec.vocab_size]
     if spec.logit_softcap is not None:

@@ -10,6 +10,7 @@ from flax import struct
 from jax import lax
 
 from pallas_kernels.kv_cache import KVPages, empty_pages
+from turbojax.core.logits import LogitRules, RuleJoins, init_rules, joined, neutral_at
 from turbojax.models.spec import ModelSpec, SegmentSpec
 
 NO_TOKEN = -1
@@ -67,6 +68,7 @@ class Slots:
         admitted_len: int32 [B], prompt length at first admission (length-dependent RoPE reads it).
         block_tables: int32 [B, groups, pages], page ids of the sequence for each page group.
         sampler: how to pick tokens.
+        rules: what changes their logits before; None in states of fused steps alone, which have no rules.
     """
 
     last_token: jax.Array
@@ -78,14 +80,23 @@ class Slots:
     admitted_len: jax.Array
     block_tables: jax.Array
     sampler: Sampler
+    rules: LogitRules | None = None
 
 
 @struct.dataclass
 class EngineState:
-    """Everything the device remembers between steps. Donated to each step, so updated in place."""
+    """Everything the device remembers between steps. Donated to each step, so updated in place.
+
+    Attributes:
+        pool: keys and values.
+        slots: the running sequences.
+        hidden: [R, D] in the model's dtype, hidden states of the rows of the last split step (before the final norm);
+            None in states of fused steps alone.
+    """
 
     pool: KVPool
     slots: Slots
+    hidden: jax.Array | None = None
 
 
 def init_pool(spec: ModelSpec, num_pages: int, page_len: int) -> KVPool:
@@ -139,6 +150,9 @@ def init_state(
     page_len: int = 64,
     max_len: int | None = None,
     num_stop_ids: int = 8,
+    num_hidden_rows: int = 0,
+    num_biased_tokens: int = 0,
+    num_processor_params: int = 0,
 ) -> EngineState:
     """A fresh state.
 
@@ -149,10 +163,18 @@ def init_state(
         page_len: tokens of a page.
         max_len: longest sequence (default: the model's).
         num_stop_ids: stop tokens that a slot can hold.
+        num_hidden_rows: most rows of a split step; 0 is a state for fused steps alone, without rules.
+        num_biased_tokens: tokens that a slot can bias or ban.
+        num_processor_params: numbers that a logits processor can take.
     """
     pages_per_slot = -(-(max_len or spec.max_len) // page_len)
     slots = init_slots(num_slots, pages_per_slot, num_stop_ids=num_stop_ids)
-    return EngineState(init_pool(spec, num_pages, page_len), slots)
+    pool = init_pool(spec, num_pages, page_len)
+    if num_hidden_rows == 0:
+        return EngineState(pool, slots)
+    rules = init_rules(num_slots + 1, spec.vocab_size, num_biased_tokens, num_processor_params)
+    hidden = jnp.zeros((num_hidden_rows, spec.embed_dim), jnp.dtype(spec.dtype))
+    return EngineState(pool, replace(slots, rules=rules), hidden)
 
 
 @struct.dataclass
@@ -185,24 +207,23 @@ def join(state: EngineState, joins: Joins) -> EngineState:
             admitted_len=put(slots.admitted_len, joins.admitted_len),
             block_tables=put(slots.block_tables, joins.block_tables),
             sampler=jax.tree.map(put, slots.sampler, joins.sampler),
+            rules=None if slots.rules is None else neutral_at(slots.rules, at),
         ),
     )
 
 
-def zero_pages(state: EngineState, page_ids: jax.Array) -> EngineState:
-    """Zeroes pages (int32 [A], padded with the sink) of K, V and their parameters in all layers, in place."""
-
-    def zeroed(leaf: jax.Array) -> jax.Array:  # [L, P, ...]
-        nothing = jnp.zeros((leaf.shape[0], 1, *leaf.shape[2:]), leaf.dtype)
-        body = lambda i, pages: lax.dynamic_update_slice_in_dim(pages, nothing, page_ids[i], 1)  # noqa: E731
-        return lax.fori_loop(0, page_ids.shape[0], body, leaf)
-
-    return replace(state, pool=jax.tree.map(zeroed, state.pool))
+def join_rules(state: EngineState, joins: RuleJoins) -> EngineState:
+    """Gives slots that have joined their rules."""
+    assert state.slots.rules is not None
+    return replace(state, slots=replace(state.slots, rules=joined(state.slots.rules, joins)))
 
 
 @struct.dataclass
 class Copies:
-    """The first `num_tokens` of page `source` become those of page `target`, int32 [A] each; padding names the sink."""
+    """The first `num_tokens` of page `source` become those of page `target`, int32 [A] each; padding names the sink.
+
+    Copies of no tokens zero their targets.
+    """
 
     source: jax.Array
     target: jax.Array

@@ -119,6 +119,19 @@ def concat_rows(decode: Rows, chunks: Rows) -> Rows:
     )
 
 
+def rows_of(
+    slots: Slots, decode: DecodeBatch | None, prefill: PrefillBatch | None, page_len: int, table_len: int | None = None
+) -> tuple[Slots, Rows]:
+    """The slots with their new pages, and the rows of decode slots and chunks; either may be absent, not both."""
+    parts = []
+    if decode is not None:
+        slots = apply_grants(slots, decode.grants)
+        parts.append(decode_rows(slots, decode.slots, page_len, table_len))
+    if prefill is not None:
+        parts.append(chunk_rows(slots, prefill, page_len))
+    return slots, parts[0] if len(parts) == 1 else concat_rows(*parts)
+
+
 def sample_slots(
     slots: Slots, at: jax.Array, logits: jax.Array, lengths: jax.Array, valid: jax.Array, real: jax.Array
 ) -> tuple[Slots, jax.Array]:
@@ -161,11 +174,9 @@ def mixed(
         NO_TOKEN for slots that had stopped, chunks that are not last, and padding; NOT_FINITE where the logits of a
         slot or chunk are not.
     """
-    page_len, slots = state.pool.page_len, state.slots
-    parts, at, lengths, valid, real, logit_rows = [], [], [], [], [], []
+    slots, rows = rows_of(state.slots, decode, prefill, state.pool.page_len)
+    at, lengths, valid, real, logit_rows = [], [], [], [], []
     if decode is not None:
-        slots = apply_grants(slots, decode.grants)
-        parts.append(decode_rows(slots, decode.slots, page_len))
         at.append(decode.slots)
         lengths.append(slots.length[decode.slots])
         valid.append(slots.active[decode.slots])
@@ -173,18 +184,16 @@ def mixed(
         logit_rows.append(jnp.arange(decode.slots.shape[0], dtype=jnp.int32))
     if prefill is not None:
         num_before = 0 if decode is None else decode.slots.shape[0]
-        parts.append(chunk_rows(slots, prefill, page_len))
         at.append(prefill.slots)
         lengths.append(prefill.history_lens + prefill.starts[1:] - prefill.starts[:-1])
         valid.append(prefill.is_last)
         real.append(prefill.starts[1:] > prefill.starts[:-1])
         logit_rows.append(num_before + jnp.maximum(prefill.starts[1:] - 1, 0))
-    rows = parts[0] if len(parts) == 1 else concat_rows(*parts)
     pool, hidden = forward(weights, state.pool, rows)
     logits = logits_of(weights, hidden[jnp.concatenate(logit_rows)])
     cat = jnp.concatenate
     slots, tokens = sample_slots(slots, cat(at), logits, cat(lengths), cat(valid), cat(real))
-    return EngineState(pool, slots), tokens
+    return replace(state, pool=pool, slots=slots), tokens
 
 
 def prefill(weights: Weights, state: EngineState, batch: PrefillBatch) -> tuple[EngineState, jax.Array]:
@@ -214,7 +223,7 @@ def decode(
         active = slots.active[batch.slots]
         logits = logits_of(weights, hidden)
         slots, new = sample_slots(slots, batch.slots, logits, slots.length[batch.slots], active, active)
-        return EngineState(pool, slots), tokens.at[i].set(new)
+        return replace(state, pool=pool, slots=slots), tokens.at[i].set(new)
 
     tokens = jnp.full((num_steps, batch.slots.shape[0]), NO_TOKEN, jnp.int32)
     if num_steps == 1:
