@@ -64,8 +64,37 @@ class FakePipeline:
         finally:
             self.num_cancelled += num_yielded < len(words)
 
+    def session(self, gen_config: GenerationConfig) -> FakeSession:
+        return FakeSession(self, gen_config)
+
     def close(self) -> None:
         self.is_closed = True
+
+
+@dataclass
+class FakeSession:
+    """A conversation whose pipeline is sent all messages in every turn."""
+
+    pipe: FakePipeline
+    gen_config: GenerationConfig
+    history: list[tuple[Any, str]] = field(default_factory=list)
+    messages: list[dict[str, str]] = field(default_factory=list)
+    generator: Iterator[Response] | None = None
+
+    def ask(self, prompt: list[dict[str, str]]) -> None:
+        self.generator = self._answer(prompt)
+
+    def _answer(self, prompt: list[dict[str, str]]) -> Iterator[Response]:
+        texts, is_kept = list[str](), True
+        try:
+            for piece in self.pipe.stream_infer([*self.messages, *prompt], self.gen_config):
+                texts.append(piece.text)
+                is_kept = piece.error is None
+                yield piece
+        finally:
+            if texts and is_kept:
+                self.messages += [*prompt, {"role": "assistant", "content": "".join(texts)}]
+                self.history.append((prompt, "".join(texts)))
 
 
 def words_of(prompt: Any) -> list[str]:

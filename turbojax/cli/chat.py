@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from turbojax.cli import options, session
 from turbojax.cli.console import say, say_error
-from turbojax.configs import GenerationConfig
 from turbojax.errors import EngineFailedError, TurbojaxError
 
 if TYPE_CHECKING:
-    from turbojax.api import Pipeline
-
-Messages = list[dict[str, Any]]
+    from turbojax.session import Session
 
 HELP = "/exit leaves (so does Ctrl-D), /clear starts over, Ctrl-C stops an answer"
 
@@ -47,19 +44,18 @@ def chat(
     )
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  (line editing and history in input())
-    opening = [] if system is None else [{"role": "system", "content": system}]
     with session.open_pipeline(model, config) as pipe:
         say(HELP)
-        messages = list(opening)
+        talk = pipe.session(gen_config)
         while (line := _read_line()) is not None:
             if line == "/exit":
                 break
             if line == "/clear":
-                messages = list(opening)
+                talk = pipe.session(gen_config)
             elif line.startswith("/"):
                 say(HELP)
             elif line:
-                messages = _turn(pipe, [*messages, {"role": "user", "content": line}], gen_config)
+                _turn(talk, line, system)
 
 
 def _read_line() -> str | None:
@@ -71,23 +67,23 @@ def _read_line() -> str | None:
         return None
 
 
-def _turn(pipe: Pipeline, messages: Messages, gen_config: GenerationConfig) -> Messages:
-    """The conversation with the answer to its last message, or without that message where it failed."""
-    parts: list[str] = []
-
-    def write(text: str) -> None:
-        parts.append(text)
-        typer.echo(text, nl=False)
-
+def _turn(talk: Session, line: str, system: str | None) -> None:
+    """The next turn; the system message comes with the first one."""
+    opening = [] if system is None or talk.history else [{"role": "system", "content": system}]
     try:
-        stats = str(session.stream_answer(pipe, messages, gen_config, write))
+        talk.ask([*opening, {"role": "user", "content": line}])
+        assert talk.generator is not None
+        stats = str(session.stream_answer(talk.generator, _write))
     except KeyboardInterrupt:
         stats = "stopped"
     except EngineFailedError:
         raise  # no further turn will run
     except TurbojaxError as error:
         say_error(error)
-        return messages[:-1]
+        return
     typer.echo()
     say(stats)
-    return [*messages, {"role": "assistant", "content": "".join(parts)}]
+
+
+def _write(text: str) -> None:
+    typer.echo(text, nl=False)  # flushes

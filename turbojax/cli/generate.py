@@ -62,7 +62,7 @@ def generate(
         return
     assert prompt is not None
     with session.open_pipeline(model, config) as pipe:
-        stats = session.stream_answer(pipe, prompt, gen_config, _write, raw=raw)
+        stats = session.stream_answer(pipe.stream_infer(prompt, gen_config, do_preprocess=not raw), _write)
     typer.echo()
     say(str(stats))
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from turbojax.cli.console import say, shown_log
-from turbojax.configs import EngineConfig, GenerationConfig
+from turbojax.configs import EngineConfig
+from turbojax.engine.response import Response
 from turbojax.errors import TurbojaxError
 
 if TYPE_CHECKING:
@@ -50,23 +51,17 @@ class AnswerStats:
         )
 
 
-def stream_answer(
-    pipe: Pipeline, prompt: Prompt, gen_config: GenerationConfig, write: Callable[[str], None], *, raw: bool = False
-) -> AnswerStats:
+def stream_answer(stream: Generator[Response, None, None], write: Callable[[str], None]) -> AnswerStats:
     """Streams one answer into `write`.
 
     Args:
-        pipe: the open pipeline.
-        prompt: what to answer.
-        gen_config: how.
+        stream: its pieces.
         write: called with each piece of text.
-        raw: a text goes to the model as it is, without the chat template.
 
     Raises:
         TurbojaxError: the request failed.
     """
     stats, start = AnswerStats(), time.perf_counter()
-    stream = pipe.stream_infer(prompt, gen_config, do_preprocess=not raw)
     try:
         for delta in stream:
             if delta.error is not None:
