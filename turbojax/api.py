@@ -18,13 +18,15 @@ from turbojax.engine.plan import Runner
 from turbojax.engine.request import Request
 from turbojax.engine.response import Response
 from turbojax.engine.scheduler import Scheduler
+from turbojax.errors import InvalidPromptError, RequestError
 from turbojax.generation import model_defaults
-from turbojax.prompts import Prompt, is_one_prompt
+from turbojax.prompts import Prompt, as_list, is_int, is_one_prompt
 from turbojax.request_builder import GenConfigs, Prompts, RequestBuilder
 from turbojax.session import Session
 
 if TYPE_CHECKING:
     from turbojax.memory import MemoryPlan
+    from turbojax.processors import LogitsProcessor
     from turbojax.tokenizer import Tokenizer
 
 Requests = dict[tuple[int, int], Request]
@@ -48,13 +50,15 @@ class Pipeline:
         vocab_size: int,
         eos_ids: Sequence[int],
         defaults: Mapping[str, Any] | None = None,
+        processors: Mapping[str, LogitsProcessor] | None = None,
         memory: MemoryPlan | None = None,
     ) -> None:
         """`defaults` are the model's own sampling values (see `turbojax.generation.model_defaults`)."""
         self._scheduler, self._tokenizer = scheduler, tokenizer
         self._builder = RequestBuilder(
-            scheduler, tokenizer, vocab_size=vocab_size, eos_ids=eos_ids, defaults=defaults or {}
-        )
+            scheduler, tokenizer, vocab_size=vocab_size, eos_ids=eos_ids, defaults=defaults or {},
+            processors=processors or {},
+        )  # fmt: skip
         self._vocab_size, self._eos_ids = vocab_size, tuple(eos_ids)
         self.memory = memory  # what weights, KV pool and steps take, of a pipeline on a device
         self._loop = EngineLoop(scheduler, runner)
@@ -159,6 +163,30 @@ class Pipeline:
             for request in unfinished.values():
                 self._loop.cancel(request)
 
+    # -- scores -------------------------------------------------------------------------------------------
+
+    def get_ppl(self, input_ids: Sequence[int] | Sequence[Sequence[int]]) -> list[float]:
+        """The mean of -log p(token | those before it) over all tokens but the first of each sequence, as LMDeploy.
+
+        That is the logarithm of the perplexity, in nats.
+
+        Args:
+            input_ids: token ids of one sequence, or of several; at least two tokens each.
+
+        Raises:
+            InvalidPromptError, PromptTooLongError: a sequence is too short or too long, or is none of token ids.
+            RequestError: its numbers are not finite.
+        """
+        sequences: Sequence[Any] = as_list(input_ids)
+        for index, ids in enumerate(sequences):
+            if len(ids) < 2 or not is_int(ids[0]):
+                raise InvalidPromptError(
+                    f"sequence {index}: two token ids at least are expected: the first has no loss"
+                )
+        responses = self(sequences, GenerationConfig(max_new_tokens=1, prompt_logprobs=0))
+        assert isinstance(responses, list)
+        return [mean_loss(response, sequences[response.index]) for response in responses]
+
     # -- conversations ------------------------------------------------------------------------------------
 
     def session(self, gen_config: GenerationConfig | None = None) -> Session:
@@ -213,6 +241,15 @@ def in_order(prompts: Prompts, responses: Iterable[Response]) -> Response | list
     return ordered[0] if is_one_prompt(prompts) and len(ordered) == 1 else ordered
 
 
+def mean_loss(response: Response, token_ids: Sequence[int]) -> float:
+    """Of the prompt of a response, which are these token ids."""
+    if response.prompt_logprobs is None:
+        raise RequestError(f"sequence {response.index}: {response.error}")
+    pairs = zip(token_ids[1:], response.prompt_logprobs[1:], strict=True)
+    losses = [-found[int(token)] for token, found in pairs if found is not None]
+    return sum(losses) / len(losses)
+
+
 def pipeline(model: str | Path | None = None, backend_config: EngineConfig | None = None) -> Pipeline:
     """Loads a model and returns a pipeline on it.
 
@@ -230,8 +267,8 @@ def pipeline(model: str | Path | None = None, backend_config: EngineConfig | Non
     from turbojax.hub import resolve_model
     from turbojax.tokenizer import load_tokenizer
 
-    path = resolve_model(model)
-    parts = assemble(path, backend_config or EngineConfig())
+    path, config = resolve_model(model), backend_config or EngineConfig()
+    parts = assemble(path, config)
     return Pipeline(
         parts.runner,
         parts.scheduler,
@@ -239,5 +276,6 @@ def pipeline(model: str | Path | None = None, backend_config: EngineConfig | Non
         vocab_size=parts.model.spec.vocab_size,
         eos_ids=eos_ids(parts.model.config, parts.model.generation_config),
         defaults=model_defaults(parts.model.generation_config),
+        processors=config.logits_processors,
         memory=parts.memory,
     )

@@ -16,35 +16,10 @@ from turbojax.errors import ConfigError, GuideError, MissingExtraError
 if TYPE_CHECKING:
     from turbojax.tokenizer import Tokenizer
 
-FORMS = (
-    '{"type": "json_schema", "json_schema": schema or {"schema": schema}}, {"type": "json_object"}, '
-    '{"type": "regex_schema", "regex_schema": pattern}, {"type": "choice", "choice": [texts]}, '
-    '{"type": "grammar", "grammar": Lark} or {"type": "text"}'
-)
 # JSON lets white space go on for ever between two tokens, and small models take the invitation. More than this is
 # never needed: a line break and the indentation of 15 levels of two spaces.
 WHITESPACE = r"[ \t\n]{0,32}"
 MAX_KEPT_GRAMMARS = 64
-
-
-def check_format(response_format: Any) -> bool:
-    """Whether a response format has a form that is known; what it holds is compiled later."""
-    if not isinstance(response_format, Mapping):
-        return False
-    kind = response_format.get("type")
-    rest = response_format.get(kind) if isinstance(kind, str) else None
-    match kind:
-        case "text" | "json_object":
-            return len(response_format) == 1
-        case "json_schema":
-            is_form = isinstance(rest, Mapping | str)
-        case "regex_schema" | "grammar":
-            is_form = isinstance(rest, str)
-        case "choice":
-            is_form = isinstance(rest, list | tuple) and bool(rest) and all(isinstance(t, str) and t for t in rest)
-        case _:
-            return False
-    return is_form and len(response_format) == 2
 
 
 class GuideCompiler:

@@ -9,25 +9,31 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from turbojax.configs import MAX_STOP_IDS
 from turbojax.engine.plan import SamplingParams
 from turbojax.engine.request import Request
 from turbojax.engine.response import Response
 from turbojax.engine.stopping import StopRules
 from turbojax.engine.text import Decode, TextSink
-from turbojax.errors import ConfigError
-from turbojax.generation import DEFAULTS, GenerationConfig, with_defaults
+from turbojax.engine.wants import Wants
+from turbojax.errors import ConfigError, MissingTokenizerError
+from turbojax.generation import GenerationConfig, with_defaults
+from turbojax.guide_maker import GuideMaker
 from turbojax.prompts import Prompt, as_list, encode
+from turbojax.rules import check
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from turbojax.engine.scheduler import Scheduler
+    from turbojax.processors import LogitsProcessor
     from turbojax.tokenizer import Tokenizer
 
 Prompts = Prompt | Sequence[Prompt]
 GenConfigs = GenerationConfig | Sequence[GenerationConfig] | None
 Deliver = Callable[[Response], None]
+
+PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 
 
 class RequestBuilder:
@@ -44,9 +50,11 @@ class RequestBuilder:
         vocab_size: int,
         eos_ids: Sequence[int],
         defaults: Mapping[str, Any],
+        processors: Mapping[str, LogitsProcessor],
     ) -> None:
         self._scheduler, self._tokenizer, self._defaults = scheduler, tokenizer, defaults
-        self._vocab_size, self._eos_ids = vocab_size, tuple(eos_ids)
+        self._vocab_size, self._eos_ids, self._processors = vocab_size, tuple(eos_ids), processors
+        self._guides = GuideMaker(tokenizer, vocab_size, self._eos_ids)
         self._request_ids = itertools.count()
 
     def requests(
@@ -65,55 +73,85 @@ class RequestBuilder:
             ids = encode(prompt, self._tokenizer, self._vocab_size, name, do_preprocess=do_preprocess)
             self._scheduler.check(len(ids), name)
             config = with_defaults(config, self._defaults)
-            stop_ids = self._checked_stop_ids(config)
+            self._check(config)
             sampling = sampling_of(config)
             for sample_index in range(config.n):
-                sink = self._sink(deliver, config, stop_ids, len(ids), index, sample_index, whole)
+                sink = self._sink(deliver, config, ids, index, sample_index, whole)
                 one = dataclasses.replace(sampling, sample_index=sample_index)
-                requests[index, sample_index] = self._request(ids, config, one, stop_ids, sink)
+                requests[index, sample_index] = self._request(ids, config, one, sink)
         return requests
 
-    def _request(
-        self, ids: np.ndarray, config: GenerationConfig, sampling: SamplingParams, stop_ids: tuple[int, ...],
-        sink: TextSink,
-    ) -> Request:  # fmt: skip
+    def _request(self, ids: np.ndarray, config: GenerationConfig, sampling: SamplingParams, sink: TextSink) -> Request:
+        wants = wants_of(config)
         return Request(
             request_id=next(self._request_ids),
             prompt_ids=ids,
             sampling=sampling,
-            stop_token_ids=stop_ids,
+            stop_token_ids=self._stop_ids(config),
             max_len=len(ids) + config.max_new_tokens,
             min_len=len(ids) + config.min_new_tokens,
+            wants=wants,
+            guide=self._guides.guide(config),
             priority=config.priority,
+            reads_cache=not wants.of_prompt,
             deadline_s=None if config.timeout_s is None else time.monotonic() + config.timeout_s,
             sink=sink,
         )
 
-    def _checked_stop_ids(self, config: GenerationConfig) -> tuple[int, ...]:
-        """The tokens that end the request, once what depends on the engine is known to be in range."""
-        num_slots = self._scheduler.config.num_slots
-        if config.n > num_slots:
-            raise ConfigError("GenerationConfig", "n", config.n, f"an int of 1 .. max_batch_size ({num_slots})")
-        if config.n > 1 and config.is_greedy:
-            accepted = "1 where decoding is greedy (do_sample=False or temperature=0): all samples would be the same"
-            raise ConfigError("GenerationConfig", "n", config.n, accepted)
-        if any(token >= self._vocab_size for token in config.stop_token_ids):
-            accepted = f"token ids below the vocabulary size ({self._vocab_size})"
-            raise ConfigError("GenerationConfig", "stop_token_ids", config.stop_token_ids, accepted)
-        stop_ids = (*(() if config.ignore_eos else self._eos_ids), *config.stop_token_ids)
-        stop_ids = tuple(dict.fromkeys(stop_ids))
-        if len(stop_ids) > MAX_STOP_IDS:
+    def _stop_ids(self, config: GenerationConfig) -> tuple[int, ...]:
+        """The tokens that end the request, each once."""
+        return tuple(dict.fromkeys((*(() if config.ignore_eos else self._eos_ids), *config.stop_token_ids)))
+
+    def _check(self, config: GenerationConfig) -> None:
+        """What depends on the engine.
+
+        Raises:
+            ConfigError: a field asks for what it does not have.
+            MissingTokenizerError: stop words without a tokenizer, which nobody could find.
+        """
+        num_slots, ids = self._scheduler.config.num_slots, f"token ids below the vocabulary size ({self._vocab_size})"
+        if config.stop_words and self._tokenizer is None:
+            raise MissingTokenizerError("stop_words: the model has no tokenizer; give stop_token_ids")
+        rules = {
+            "n": (
+                config.n <= (1 if config.is_greedy else num_slots),
+                "1 where decoding is greedy (do_sample=False or temperature=0), since all samples would be the same"
+                if config.is_greedy
+                else f"an int of 1 .. max_batch_size ({num_slots})",
+            ),
+            "stop_token_ids": (max(config.stop_token_ids, default=0) < self._vocab_size, ids),
+            "bad_token_ids": (max(config.bad_token_ids, default=0) < self._vocab_size, ids),
+            "logit_bias": (max([token for token, _ in config.bias], default=0) < self._vocab_size, ids),
+        }
+        check("GenerationConfig", config, rules)
+        if len(self._stop_ids(config)) > MAX_STOP_IDS:
             accepted = f"at most {MAX_STOP_IDS} together with the model's {len(self._eos_ids)} end-of-sequence tokens"
             raise ConfigError("GenerationConfig", "stop_token_ids", config.stop_token_ids, accepted)
-        return stop_ids
+        self._check_processor(config)
+
+    def _check_processor(self, config: GenerationConfig) -> None:
+        name = config.logits_processor
+        if name is None:
+            return
+        if name not in self._processors:
+            accepted = f"a name of EngineConfig.logits_processors ({', '.join(sorted(self._processors)) or 'none'})"
+            raise ConfigError("GenerationConfig", "logits_processor", name, accepted)
+        shapes = self._processors[name].param_shapes
+        try:
+            params = [np.asarray(param, np.float32) for param in config.logits_processor_params]
+            fits = tuple(param.shape for param in params) == shapes and all(np.isfinite(p).all() for p in params)
+        except (TypeError, ValueError):
+            fits = False
+        if not fits:
+            accepted = f"finite numbers in arrays of the shapes {list(shapes)}"
+            raise ConfigError("GenerationConfig", "logits_processor_params", config.logits_processor_params, accepted)
 
     def _sink(
-        self, deliver: Deliver, config: GenerationConfig, stop_ids: tuple[int, ...],
-        num_input_tokens: int, index: int, sample_index: int, whole: bool,
-    ) -> TextSink:  # fmt: skip
+        self, deliver: Deliver, config: GenerationConfig, ids: np.ndarray, index: int, sample_index: int, whole: bool
+    ) -> TextSink:
         rules = StopRules(
             words=config.stop_words,
-            token_ids=frozenset(stop_ids),
+            token_ids=frozenset(self._stop_ids(config)),
             min_new_tokens=config.min_new_tokens,
             ngram_size=config.repetition_ngram_size,
             ngram_threshold=config.repetition_ngram_threshold,
@@ -124,7 +162,7 @@ class RequestBuilder:
             self._decoder(config.skip_special_tokens),
             rules,
             decode_stop=self._decoder(False),
-            num_input_tokens=num_input_tokens,
+            prompt_ids=ids,
             index=index,
             sample_index=sample_index,
             whole=whole,
@@ -155,8 +193,21 @@ def one_for_each(gen_config: GenConfigs, num_prompts: int) -> list[GenerationCon
 
 def sampling_of(config: GenerationConfig) -> SamplingParams:
     """The device's view of a config; a request without a seed draws its own."""
-    if config.is_greedy:
-        return SamplingParams()
     config = with_defaults(config, {})
-    values: dict[str, Any] = {name: getattr(config, name) for name in DEFAULTS}
-    return SamplingParams(**values, seed=secrets.randbits(32) if config.random_seed is None else config.random_seed)
+    values: dict[str, Any] = {name: getattr(config, name) for name in PENALTIES}
+    if not config.is_greedy:
+        values |= {name: getattr(config, name) for name in ("temperature", "top_k", "top_p", "min_p")}
+        values["seed"] = secrets.randbits(32) if config.random_seed is None else config.random_seed
+    bad = dict.fromkeys(config.bad_token_ids)
+    return SamplingParams(
+        **values,
+        logit_bias=tuple((token, bias) for token, bias in config.bias if token not in bad),
+        bad_token_ids=tuple(bad),
+        processor=config.logits_processor,
+        processor_params=config.logits_processor_params,
+    )
+
+
+def wants_of(config: GenerationConfig) -> Wants:
+    """What a config asks for beside text."""
+    return Wants(config.logprobs, config.prompt_logprobs, config.output_logits, config.output_last_hidden_state)

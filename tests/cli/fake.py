@@ -27,7 +27,9 @@ class FakePipeline:
     def max_batch_size(self) -> int:
         return self.config.max_batch_size or 4
 
-    def __call__(self, prompt: Any, gen_config: GenerationConfig, *, do_preprocess: bool = True) -> Response:
+    def __call__(
+        self, prompt: Any, gen_config: GenerationConfig, *, do_preprocess: bool = True
+    ) -> Response | list[Response]:
         self.calls.append((prompt, gen_config, do_preprocess))
         if prompt == "lost":
             raise EngineFailedError("the device is lost: no device")
@@ -40,7 +42,10 @@ class FakePipeline:
         if prompt == "slow":
             raise TurbojaxError("the pipeline is closed")
         words = words_of(prompt)[: gen_config.max_new_tokens]
-        return Response(" ".join(words), list(range(len(words))), "stop", len(words), len(words))
+        num = len(words)
+        logprobs = None if gen_config.logprobs is None else [{i: -1.0} for i in range(num)]
+        response = Response(" ".join(words), list(range(num)), "stop", num, num, logprobs=logprobs)
+        return response if gen_config.n == 1 else [response] * gen_config.n
 
     def stream_infer(
         self, prompt: Any, gen_config: GenerationConfig, *, do_preprocess: bool = True

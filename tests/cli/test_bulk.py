@@ -55,6 +55,16 @@ def test_every_kind_of_prompt_and_its_parameters(run, pipes, files):
     assert {gen.top_k for gen in gen_of.values()} == {3}
 
 
+def test_samples_and_log_probabilities_are_in_the_record(run, pipes, files):
+    write_lines(files[0], {"prompt": "a b", "n": 2, "do_sample": True}, {"prompt": "a b", "logprobs": 0})
+    assert bulk(run, files).exit_code == 0
+    got = records(files[1])
+    assert [sample["text"] for sample in got[1]["samples"]] == ["A B", "A B"]
+    assert got[1]["num_generated_tokens"] == 4
+    assert got[2]["logprobs"] == [{"0": -1.0}, {"1": -1.0}]
+    assert "prompt_logprobs" not in got[2]
+
+
 def test_bad_lines_are_reported_and_the_rest_goes_on(run, files):
     write_lines(
         files[0],
@@ -63,7 +73,7 @@ def test_bad_lines_are_reported_and_the_rest_goes_on(run, files):
         "[1]",
         {"id": 7, "text": "no prompt"},
         {"prompt": "a", "token_ids": [1]},
-        {"prompt": "a", "top_q": 1},
+        {"prompt": "a", "top_q": 1, "output_logits": "all"},
         {"prompt": "a", "top_p": 3},
         {"prompt": 3},
         {"messages": []},

@@ -40,6 +40,38 @@ def test_options_reach_the_configs(run, pipes):
     assert isinstance(config.cache_max_entry_count, int)
 
 
+def test_what_bounds_an_answer_reaches_the_config_and_stays_greedy(run, pipes, tmp_path):
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"type": "object"}')
+    args = "--repetition-penalty 1.2 --presence-penalty 0.5 --frequency-penalty -1 --stop END --stop ST --bad-word no"
+    run("generate", "hi", *args.split(), "--json-schema", schema)
+    _, gen, _ = pipes[0].calls[0]
+    assert (gen.repetition_penalty, gen.presence_penalty, gen.frequency_penalty) == (1.2, 0.5, -1)
+    assert (gen.stop_words, gen.bad_words) == (("END", "ST"), ("no",))
+    assert gen.response_format == {"type": "json_schema", "json_schema": '{"type": "object"}'}
+    assert gen.is_greedy
+
+
+@pytest.mark.parametrize(
+    ("args", "response_format"),
+    [
+        (["--regex", "a+"], {"type": "regex_schema", "regex_schema": "a+"}),
+        (["--choice", "yes", "--choice", "no"], {"type": "choice", "choice": ["yes", "no"]}),
+        ([], None),
+    ],
+)
+def test_the_form_of_an_answer_is_one_option(run, pipes, args, response_format):
+    run("generate", "hi", *args)
+    assert pipes[0].calls[0][1].response_format == response_format
+
+
+def test_two_forms_of_an_answer_are_refused(run, pipes):
+    result = run("generate", "hi", "--regex", "a", "--choice", "b")
+    assert result.exit_code == 2
+    assert "give one of" in result.stderr
+    assert not pipes
+
+
 def test_temperature_zero_is_greedy(run, pipes):
     run("generate", "hi", "--temperature", "0")
     assert pipes[0].calls[0][1].is_greedy

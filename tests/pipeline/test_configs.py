@@ -28,6 +28,27 @@ from turbojax.generation import model_defaults, with_defaults
         (GenerationConfig, "timeout_s", 0),
         (GenerationConfig, "include_stop_str_in_output", "yes"),
         (GenerationConfig, "n", 0),
+        (GenerationConfig, "repetition_penalty", 0),
+        (GenerationConfig, "presence_penalty", 3),
+        (GenerationConfig, "frequency_penalty", float("inf")),
+        (GenerationConfig, "logit_bias", {3: 101}),
+        (GenerationConfig, "logit_bias", {"x": 1.0}),
+        (GenerationConfig, "logit_bias", [(3, 1.0), (3, 2.0)]),
+        (GenerationConfig, "logit_bias", 3),
+        (GenerationConfig, "bad_token_ids", range(600)),
+        (GenerationConfig, "bad_words", ["ok", ""]),
+        (GenerationConfig, "logits_processor", 3),
+        (GenerationConfig, "logits_processor_params", [1.0]),
+        (GenerationConfig, "logprobs", 21),
+        (GenerationConfig, "prompt_logprobs", True),
+        (GenerationConfig, "output_logits", "prompt"),
+        (GenerationConfig, "output_last_hidden_state", True),
+        (GenerationConfig, "response_format", "json"),
+        (GenerationConfig, "response_format", {"type": "xml"}),
+        (GenerationConfig, "response_format", {"type": "choice", "choice": []}),
+        (GenerationConfig, "response_format", {"type": "choice", "choice": "ab"}),
+        (GenerationConfig, "response_format", {"type": "json_schema"}),
+        (GenerationConfig, "response_format", {"type": "regex_schema", "regex_schema": "a", "flags": "i"}),
         (GenerationConfig, "repetition_ngram_size", 2000),
         (GenerationConfig, "repetition_ngram_threshold", 3),
         (EngineConfig, "dtype", "int8"),
@@ -58,6 +79,18 @@ def test_a_kv_policy_excludes_the_other_fields_and_covers_every_layer():
     with pytest.raises(ConfigError, match="layer 1"):
         config.kv_bits(1)
     assert EngineConfig(quant_policy=4, k_bits=8).kv_bits(3) == (8, 4)
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"stop_token_ids": [5], "bad_token_ids": [4, 5]}, "bad_token_ids"),
+        ({"stop_words": ["END"], "bad_words": ["EN"]}, "bad_words"),
+    ],
+)
+def test_what_must_end_an_answer_cannot_be_forbidden(fields, field):
+    with pytest.raises(ConfigError, match=rf"{field} is "):
+        GenerationConfig(**fields)
 
 
 QWEN = {"do_sample": True, "temperature": 0.7, "top_p": 0.8, "top_k": 20, "eos_token_id": [1, 2], "min_p": None}

@@ -12,7 +12,7 @@ from tests.engine.fake import VOCAB, FakeRunner, continuation
 from turbojax.api import Pipeline
 from turbojax.configs import MAX_STOP_IDS, GenerationConfig
 from turbojax.engine.block_pool import BlockPool
-from turbojax.engine.plan import StepResult
+from turbojax.engine.plan import SamplingParams, StepResult
 from turbojax.engine.scheduler import Scheduler, SchedulerConfig
 from turbojax.errors import (
     ConfigError,
@@ -22,6 +22,8 @@ from turbojax.errors import (
     MissingTokenizerError,
     PromptTooLongError,
 )
+from turbojax.processors import LogitsProcessor
+from turbojax.request_builder import sampling_of
 
 EOS = 7
 
@@ -56,11 +58,11 @@ class SlowRunner(FakeRunner):
 LETTERS = LetterTokenizer()
 
 
-def make(num_slots=4, num_pages=60, tokenizer=LETTERS, eos_ids=(EOS,), session_len=100):
+def make(num_slots=4, num_pages=60, tokenizer=LETTERS, eos_ids=(EOS,), session_len=100, processors=None):
     runner = SlowRunner(num_slots, page_len=4)
     config = SchedulerConfig(num_slots, session_len, 16, runner.max_prefill_chunks, 2)
     scheduler = Scheduler(config, BlockPool(num_pages, 4))
-    return Pipeline(runner, scheduler, tokenizer, vocab_size=VOCAB, eos_ids=eos_ids)
+    return Pipeline(runner, scheduler, tokenizer, vocab_size=VOCAB, eos_ids=eos_ids, processors=processors)
 
 
 @pytest.fixture
@@ -230,6 +232,9 @@ def test_configs_must_match_the_prompts_and_hold_few_stop_ids(pipe):
     ("config", "match"),
     [
         ({"n": 5, "do_sample": True}, r"n is 5; accepted: .* max_batch_size \(4\)"),
+        ({"bad_token_ids": [VOCAB]}, r"bad_token_ids is .* below the vocabulary size"),
+        ({"logit_bias": {VOCAB: 1.0}}, r"logit_bias is .* below the vocabulary size"),
+        ({"logits_processor": "calm"}, r"logits_processor is 'calm'; accepted: .*logits_processors \(none\)"),
         ({"n": 2}, "n is 2; accepted: 1 where decoding is greedy"),
         ({"n": 2, "do_sample": True, "temperature": 0}, "n is 2; accepted: 1 where decoding is greedy"),
         ({"stop_token_ids": [VOCAB]}, rf"stop_token_ids is \({VOCAB},\); accepted: token ids below .* \({VOCAB}\)"),
@@ -273,6 +278,90 @@ def test_a_repetition_ends_the_request(pipe):
     response = pipe([9, 9], config)
     end = next(i for i, t in enumerate(free.token_ids) if free.token_ids[: i + 1].count(t) == 3)
     assert (response.token_ids, response.finish_reason) == (free.token_ids[: end + 1], "stop")
+
+
+@pytest.mark.parametrize(
+    "field", [{"stop_words": ["A"]}, {"bad_words": ["A"]}, {"response_format": {"type": "json_object"}}]
+)
+def test_what_speaks_of_text_needs_a_tokenizer(field):
+    if "response_format" in field:
+        pytest.importorskip("llguidance")
+    with make(tokenizer=None) as pipe, pytest.raises(MissingTokenizerError, match=next(iter(field))):
+        pipe([1], GenerationConfig(**field))
+
+
+@pytest.mark.parametrize("params", [(), (1.0, 2.0), ([1.0, 2.0],), (1.0, [1.0, float("nan")]), (1.0, "ab")])
+def test_parameters_of_a_processor_must_have_its_shapes(params):
+    processors = {"calm": LogitsProcessor(lambda logits, times, in_prompt, a, b: logits, ((), (2,)))}
+    with make(processors=processors) as pipe:
+        good = GenerationConfig(logits_processor="calm", logits_processor_params=(1.0, [1.0, 2.0]))
+        assert request_of(pipe, [1], good, print).sampling.processor == "calm"
+        bad = GenerationConfig(logits_processor="calm", logits_processor_params=params)
+        with pytest.raises(ConfigError, match=r"logits_processor_params is .*shapes \[\(\), \(2,\)\]"):
+            pipe([1], bad)
+
+
+def test_a_config_becomes_what_the_device_is_told():
+    config = GenerationConfig(
+        repetition_penalty=1.2, presence_penalty=0.5, frequency_penalty=-0.5, logit_bias={"3": 2.0},
+        bad_token_ids=[4, 4],
+        do_sample=True, temperature=0.6, top_p=0.9, top_k=7, min_p=0.1, random_seed=9,
+    )  # fmt: skip
+    assert sampling_of(config) == SamplingParams(
+        temperature=0.6, top_k=7, top_p=0.9, min_p=0.1, seed=9, repetition_penalty=1.2, presence_penalty=0.5,
+        frequency_penalty=-0.5, logit_bias=((3, 2.0),), bad_token_ids=(4,),
+    )  # fmt: skip
+    greedy = sampling_of(GenerationConfig(repetition_penalty=1.2))
+    assert (greedy.temperature, greedy.repetition_penalty) == (0.0, 1.2), "penalties change greedy answers too"
+    assert sampling_of(GenerationConfig(temperature=0.7, top_k=3)) == SamplingParams()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("extent", ["all", "generation"])
+def test_a_response_has_the_rows_that_were_asked_for(pipe, extent, stream):
+    """The fake device writes into each row where it stands. The prompt of 21 tokens takes two chunks."""
+    prompt = list(range(10, 31))
+    config = GenerationConfig(
+        max_new_tokens=5, ignore_eos=True, logprobs=2, prompt_logprobs=1, output_logits=extent,
+        output_last_hidden_state="generation",
+    )  # fmt: skip
+    pieces = list(pipe.stream_infer(prompt, config)) if stream else [pipe(prompt, config)]
+    tokens = [t for p in pieces for t in p.token_ids]
+    assert tokens == expected(prompt, 5, ())
+    logits = np.concatenate([p.logits for p in pieces])
+    first = 0 if extent == "all" else 20
+    assert logits.shape == (25 - first, VOCAB)
+    assert logits[:, 0].tolist() == list(range(first, 25))
+    assert np.concatenate([p.last_hidden_state for p in pieces])[:, 0].tolist() == list(range(20, 25))
+    logprobs = [found for p in pieces for found in p.logprobs]
+    assert logprobs == [{0: -p, 1: -p - 1} | {t: -p} for t, p in zip(tokens, range(20, 25), strict=True)]
+    processed = [found for p in pieces for found in p.processed_logprobs]
+    assert processed == [{0: -p, 1: -p} | {t: -p - 0.5} for t, p in zip(tokens, range(20, 25), strict=True)]
+    prompt_logprobs = [found for p in pieces for found in p.prompt_logprobs or ()]
+    assert prompt_logprobs == [None, *({0: -p} | {t: -p} for t, p in zip(prompt[1:], range(20), strict=True))]
+
+
+def test_rows_behind_a_stop_word_are_cut_like_its_tokens(pipe):
+    free = pipe([9, 9], GenerationConfig(max_new_tokens=30, ignore_eos=True))
+    config = GenerationConfig(
+        max_new_tokens=30, ignore_eos=True, stop_words=[free.text[4:6]], logprobs=0, output_logits="generation"
+    )
+    response = pipe([9, 9], config)
+    assert len(response.token_ids) == len(response.logprobs) == len(response.logits) < 30
+
+
+def test_nothing_that_was_not_asked_for_comes_back(pipe):
+    response = pipe([9, 9], GEN)
+    assert (response.logprobs, response.processed_logprobs, response.prompt_logprobs) == (None, None, None)
+    assert (response.logits, response.last_hidden_state) == (None, None)
+
+
+def test_get_ppl_is_the_mean_loss_of_all_tokens_but_the_first(pipe):
+    assert pipe.get_ppl([1, 2, 3, 4]) == [np.mean([0, 1, 2])]
+    assert pipe.get_ppl([[1, 2], list(range(40))]) == [0.0, np.mean(range(39))]
+    for wrong in ([1], [[1, 2], [3]], "text", [{"role": "user", "content": "A"}] * 2):
+        with pytest.raises(InvalidPromptError, match="two token ids at least"):
+            pipe.get_ppl(wrong)
 
 
 def test_without_a_tokenizer_only_token_ids_are_served():

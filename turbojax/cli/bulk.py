@@ -24,6 +24,7 @@ from turbojax.errors import EngineFailedError, TurbojaxError
 
 if TYPE_CHECKING:
     from turbojax.api import Pipeline
+    from turbojax.engine.response import Response
 
 INTERRUPT_POLL_S = 0.2
 
@@ -137,16 +138,31 @@ def _answer(pipe: Pipeline, job: Job, raw: bool) -> dict[str, Any]:
         raise  # no line will run any more
     except TurbojaxError as error:
         return record | {"error": str(error)}
-    assert not isinstance(response, list)
-    if response.error is not None:
-        return record | {"finish_reason": "error", "error": response.error}
-    return record | {
+    samples = response if isinstance(response, list) else [response]
+    errors = [sample.error for sample in samples if sample.error is not None]
+    if errors:
+        return record | {"finish_reason": "error", "error": errors[0]}
+    if isinstance(response, list):  # n > 1
+        num_generated = sum(sample.num_generated_tokens for sample in samples)
+        return record | {
+            "samples": [_fields(sample) for sample in samples],
+            "num_input_tokens": samples[0].num_input_tokens,
+            "num_generated_tokens": num_generated,
+        }
+    return record | _fields(response)
+
+
+def _fields(response: Response) -> dict[str, Any]:
+    """What a record says of an answer; log-probabilities where they were asked for."""
+    found = {
         "text": response.text,
         "token_ids": list(response.token_ids),
         "finish_reason": response.finish_reason,
         "num_input_tokens": response.num_input_tokens,
         "num_generated_tokens": response.num_generated_tokens,
     }
+    logprobs = {name: getattr(response, name) for name in ("logprobs", "processed_logprobs", "prompt_logprobs")}
+    return found | {name: value for name, value in logprobs.items() if value is not None}
 
 
 class _Progress:

@@ -17,7 +17,8 @@ from turbojax.errors import TurbojaxError
 
 COPY_BYTES = 1 << 20
 PROMPT_KEYS = ("prompt", "messages", "token_ids")
-GENERATION_KEYS = frozenset(field.name for field in fields(GenerationConfig))
+# Arrays do not go into a line of text.
+GENERATION_KEYS = frozenset(f.name for f in fields(GenerationConfig)) - {"output_logits", "output_last_hidden_state"}
 
 
 class BulkFileError(TurbojaxError):

@@ -28,6 +28,14 @@ def generate(
     top_k: options.TopK = None,
     min_p: options.MinP = None,
     seed: options.Seed = None,
+    repetition_penalty: options.RepetitionPenalty = None,
+    presence_penalty: options.PresencePenalty = None,
+    frequency_penalty: options.FrequencyPenalty = None,
+    stop: options.Stop = None,
+    bad_word: options.BadWord = None,
+    json_schema: options.JsonSchema = None,
+    regex: options.Regex = None,
+    choice: options.Choice = None,
     dtype: options.Dtype = None,
     session_len: options.SessionLen = None,
     max_batch_size: options.MaxBatchSize = None,
@@ -48,8 +56,10 @@ def generate(
     if (input is None) != (output is None):
         raise typer.BadParameter("--input and --output go together")
     gen_config = options.generation_config(
-        max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, random_seed=seed
-    )
+        max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, random_seed=seed,
+        repetition_penalty=repetition_penalty, presence_penalty=presence_penalty, frequency_penalty=frequency_penalty,
+        stop_words=stop, bad_words=bad_word, response_format=options.response_format(json_schema, regex, choice),
+    )  # fmt: skip
     config = options.engine_config(
         dtype=dtype,
         session_len=session_len,

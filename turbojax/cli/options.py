@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -34,6 +35,41 @@ TopK = Annotated[
 MinP = Annotated[
     float | None,
     typer.Option(rich_help_panel=_GENERATION, help="Keep tokens at least this probable relative to the likeliest."),
+]
+RepetitionPenalty = Annotated[
+    float | None,
+    typer.Option(rich_help_panel=_GENERATION, help="Above 1, tokens of prompt and answer become less likely."),
+]
+PresencePenalty = Annotated[
+    float | None, typer.Option(rich_help_panel=_GENERATION, help="Taken off the logits of tokens that were generated.")
+]
+FrequencyPenalty = Annotated[
+    float | None, typer.Option(rich_help_panel=_GENERATION, help="The same, for each time that they were.")
+]
+Stop = Annotated[
+    list[str] | None,
+    typer.Option("--stop", rich_help_panel=_GENERATION, help="A text that ends the answer; repeatable."),
+]
+BadWord = Annotated[
+    list[str] | None,
+    typer.Option("--bad-word", rich_help_panel=_GENERATION, help="A text that the answer never has; repeatable."),
+]
+JsonSchema = Annotated[
+    Path | None,
+    typer.Option(
+        "--json-schema",
+        exists=True,
+        dir_okay=False,
+        rich_help_panel=_GENERATION,
+        help="A schema that the answer follows.",
+    ),
+]
+Regex = Annotated[
+    str | None, typer.Option("--regex", rich_help_panel=_GENERATION, help="A pattern that the whole answer matches.")
+]
+Choice = Annotated[
+    list[str] | None,
+    typer.Option("--choice", rich_help_panel=_GENERATION, help="A text that the answer may be; repeatable."),
 ]
 Seed = Annotated[int | None, typer.Option(rich_help_panel=_GENERATION, help="Makes sampling repeatable.")]
 Dtype = Annotated[
@@ -68,13 +104,32 @@ def engine_config(**fields: Any) -> EngineConfig:
     return EngineConfig(**{name: value for name, value in fields.items() if value is not None})
 
 
+def response_format(
+    json_schema: Path | None = None, regex: str | None = None, choice: list[str] | None = None
+) -> dict[str, Any] | None:
+    """What the answer must be, in GenerationConfig's form.
+
+    Raises:
+        typer.BadParameter: more than one of these.
+    """
+    forms: dict[str, Any] = {
+        "json_schema": None if json_schema is None else json_schema.read_text(),
+        "regex_schema": regex,
+        "choice": choice,
+    }
+    given = {kind: value for kind, value in forms.items() if value}
+    if len(given) > 1:
+        raise typer.BadParameter("give one of --json-schema, --regex and --choice")
+    return next(({"type": kind, kind: value} for kind, value in given.items()), None)
+
+
 def generation_config(base: GenerationConfig | None = None, **fields: Any) -> GenerationConfig:
     """`base` with other fields; those that are None keep their value. Any sampling field turns sampling on.
 
     Raises:
         ConfigError: a value is out of range.
     """
-    given = {name: value for name, value in fields.items() if value is not None}
+    given = {name: value for name, value in fields.items() if value is not None and value != []}
     if SAMPLING_FIELDS & given.keys():
         given.setdefault("do_sample", True)
     return dataclasses.replace(base or GenerationConfig(), **given)

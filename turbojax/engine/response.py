@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+import numpy as np
+
+from turbojax.engine.plan import RowOutputs, TokenLogprobs
+from turbojax.engine.request import Progress
+from turbojax.engine.wants import cut, stacked
+
+LogprobOf = dict[int, float]
+"""By token id."""
 
 
 @dataclass(frozen=True)
@@ -20,6 +31,15 @@ class Response:
         error: what went wrong, if it did.
         index: of the prompt in its list.
         sample_index: of the sample, 0 .. n - 1.
+        num_cached_tokens: of the prompt, found in the prefix cache.
+        logprobs: for each token, the natural logarithms of probabilities by token id: of the likeliest tokens by the
+            model's own logits, likeliest first, and of the token itself.
+        processed_logprobs: the same tokens by the logits that were sampled from, before the temperature: after
+            penalties, bias, processor and mask; without those that could not come.
+        prompt_logprobs: for each token of the prompt, as `logprobs`; None for the first, which nothing precedes.
+        logits: float32 [T, V], the model's own: row i is what token i was sampled from; with 'all' those of the prompt
+            come first, T - 1 of them for T tokens.
+        last_hidden_state: float32 [T, D], behind the final norm; the same rows.
     """
 
     text: str
@@ -30,3 +50,72 @@ class Response:
     error: str | None = None
     index: int = 0
     sample_index: int = 0
+    num_cached_tokens: int = 0
+    logprobs: list[LogprobOf] | None = None
+    processed_logprobs: list[LogprobOf] | None = None
+    prompt_logprobs: list[LogprobOf | None] | None = None
+    logits: np.ndarray | None = None
+    last_hidden_state: np.ndarray | None = None
+
+
+class Answer:
+    """Collects what comes of a request until it is handed on."""
+
+    def __init__(self, prompt_ids: Sequence[int] | np.ndarray, index: int, sample_index: int) -> None:
+        self._prompt_ids, self._index, self._sample_index = prompt_ids, index, sample_index
+        self._num_tokens = self._num_cached_tokens = 0
+        self._clear()
+
+    def _clear(self) -> None:
+        self.token_ids: list[int] = []
+        self._texts: list[str] = []
+        self._outputs: list[RowOutputs] = []
+        self._prompt_outputs: list[RowOutputs] = []
+
+    def add(self, progress: Progress, num_tokens: int) -> None:
+        """Takes in progress, the first `num_tokens` of its tokens."""
+        self.token_ids += progress.token_ids[:num_tokens]
+        self._num_tokens += min(num_tokens, len(progress.token_ids))
+        self._num_cached_tokens = max(self._num_cached_tokens, progress.num_cached_tokens)
+        if progress.outputs is not None:
+            self._outputs.append(cut(progress.outputs, 0, num_tokens))
+        if progress.prompt_outputs is not None:
+            self._prompt_outputs.append(progress.prompt_outputs)
+
+    def say(self, text: str) -> None:
+        self._texts.append(text)
+
+    def hand_on(self, finish_reason: str | None, error: str | None) -> Response:
+        """All that has come since the last time."""
+        rows, parts = logprob_rows(self._outputs), [*self._prompt_outputs, *self._outputs]
+        tokens = self.token_ids
+        response = Response(
+            "".join(self._texts), tokens, finish_reason, len(self._prompt_ids), self._num_tokens, error,
+            self._index, self._sample_index, self._num_cached_tokens,
+            logprobs=None if rows is None else list(map(raw_logprobs, tokens, rows)),
+            processed_logprobs=None if rows is None else list(map(processed_logprobs, tokens, rows)),
+            prompt_logprobs=self._prompt_logprobs(),
+            logits=stacked(part.logits for part in parts),
+            last_hidden_state=stacked(part.hidden for part in parts),
+        )  # fmt: skip
+        self._clear()
+        return response
+
+    def _prompt_logprobs(self) -> list[LogprobOf | None] | None:
+        rows = logprob_rows(self._prompt_outputs)
+        return None if rows is None else [None, *map(raw_logprobs, self._prompt_ids[1:], rows)]
+
+
+def logprob_rows(parts: Sequence[RowOutputs]) -> list[TokenLogprobs] | None:
+    """Those of several steps, one behind the other; None where none were wanted."""
+    found = [part.logprobs for part in parts if part.logprobs is not None]
+    return [row for part in found for row in part] if found else None
+
+
+def raw_logprobs(token: int, row: TokenLogprobs) -> LogprobOf:
+    return dict(zip(row.top_ids, row.top_logprobs, strict=True)) | {int(token): row.logprob}
+
+
+def processed_logprobs(token: int, row: TokenLogprobs) -> LogprobOf:
+    found = dict(zip(row.top_ids, row.top_processed_logprobs, strict=True)) | {int(token): row.processed_logprob}
+    return {i: logprob for i, logprob in found.items() if logprob > -math.inf}

@@ -6,9 +6,11 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from turbojax.engine.detokenizer import Detokenizer
 from turbojax.engine.request import Progress
-from turbojax.engine.response import Response
+from turbojax.engine.response import Answer, Response
 from turbojax.engine.stopping import NgramStop, StopRules, StopWords
 
 Decode = Callable[[Sequence[int]], str]
@@ -95,7 +97,7 @@ class TextSink:
         rules: StopRules = NO_RULES,
         *,
         decode_stop: Decode | None = None,
-        num_input_tokens: int = 0,
+        prompt_ids: Sequence[int] | np.ndarray = (),
         index: int = 0,
         sample_index: int = 0,
         whole: bool = False,
@@ -103,52 +105,43 @@ class TextSink:
         """`whole` delivers one piece, at the end; unless a rule reads the tokens, it is decoded only then."""
         self._deliver, self._decode, self._rules, self._decode_stop = deliver, decode, rules, decode_stop
         self._reader = TextReader(decode, rules, decode_stop)
-        self._num_input_tokens, self._index, self._sample_index = num_input_tokens, index, sample_index
-        self._num_tokens = 0
+        self._answer, self._index = Answer(prompt_ids, index, sample_index), index
         self._whole, self._reads_tokens = whole, not whole or rules.reads_tokens
-        self._held_text, self._held_ids = "", list[int]()
 
     def __call__(self, progress: Progress) -> bool:
         """Delivers the piece; True if a rule ended the text or nobody listens: the request must end too."""
         is_last = progress.finish_reason is not None
-        if not self._reads_tokens and not is_last:
-            self._held_ids += progress.token_ids
+        if not is_last and not (self._reads_tokens and progress.token_ids):
+            self._answer.add(progress, len(progress.token_ids))
             return False
         try:
             piece = self._read(progress, is_last)
         except Exception as error:  # a decoder's failure ends this request, not the engine's thread
-            self._send("", [], "error", f"{type(error).__name__}: {error}")
+            self._send("error", f"{type(error).__name__}: {error}")
             return True
-        text, token_ids = piece.text, progress.token_ids[: piece.num_tokens]
-        self._num_tokens += len(token_ids)
+        self._answer.add(progress, piece.num_tokens)
+        self._answer.say(piece.text)
         reason = "stop" if piece.is_end else progress.finish_reason
-        if self._whole:
-            text, token_ids = self._held_text + text, self._held_ids + token_ids
-            if reason is None:
-                self._held_text, self._held_ids = text, token_ids
-                return False
-            self._num_tokens = len(token_ids)
-        heard = self._send(text, token_ids, reason, None if progress.error is None else str(progress.error))
+        if self._whole and reason is None:
+            return False
+        heard = self._send(reason, None if progress.error is None else str(progress.error))
         return piece.is_end or not heard
 
     def _read(self, progress: Progress, is_last: bool) -> Piece:
         """The next piece; where nothing was read so far, the whole: what the pieces of a stream give together."""
         if self._reads_tokens:
             return self._reader.read(progress.token_ids, is_last=is_last)
-        ids = [*self._held_ids, *progress.token_ids]
+        ids = [*self._answer.token_ids, *progress.token_ids]
         shown = [token for token in ids if token not in self._rules.token_ids]
         text = "" if self._decode is None else self._decode(shown)
         if self._rules.shows_stop and self._decode_stop is not None and ids and ids[-1] in self._rules.token_ids:
             text += self._decode_stop(ids[-1:])
         return Piece(text, len(progress.token_ids), False)
 
-    def _send(self, text: str, token_ids: list[int], reason: str | None, error: str | None) -> bool:
+    def _send(self, reason: str | None, error: str | None) -> bool:
         """Whether the piece was taken: a listener that is gone (a closed event loop) must not take the engine along."""
-        piece = Response(
-            text, token_ids, reason, self._num_input_tokens, self._num_tokens, error, self._index, self._sample_index
-        )
         try:
-            self._deliver(piece)
+            self._deliver(self._answer.hand_on(reason, error))
         except Exception as gone:
             log.warning("prompt %d ends, its listener is gone: %s: %s", self._index, type(gone).__name__, gone)
             return False

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
 from turbojax.engine.plan import RowOutputs
-
-Extent = Literal["all", "generation"]
-"""Of which rows: those that generated tokens are sampled from, or those of the prompt as well."""
+from turbojax.generation import Extent
 
 
 @dataclass(frozen=True)
