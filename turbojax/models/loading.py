@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -11,15 +13,18 @@ import ml_dtypes
 import numpy as np
 
 from checkpoints import AffineTensor, Checkpoint, EightBitTensor
-from pallas_kernels.affine_linear import AffineWeights
+from pallas_kernels.affine_linear import AffineWeights, PackedAffine
 from pallas_kernels.eight_bit_linear import EightBitWeights
 from turbojax.core.weights import LayerWeights, Linear, Weights
+from turbojax.models.affine_stack import AffineStack
 from turbojax.models.families import Architecture, Source
+from turbojax.models.packing import pack_weights
+from turbojax.models.placing import fill, pick
 from turbojax.models.planning import bias_of, blocks_of_rows
-from turbojax.models.spec import EightBit, GroupedAffine, LayerSpec, LinearSpec, ModelSpec, SegmentSpec
+from turbojax.models.spec import EightBit, GroupedAffine, LinearSpec, ModelSpec, SegmentSpec
 
-Rows = Callable[[Sequence[np.ndarray]], np.ndarray]
-"""Joins parts, each with N (or N / 128 blocks) leading, into one array with N leading."""
+# Layers that are read at a time; each holds one of its linears as codes of a byte beside the stacks.
+MAX_THREADS = 8
 
 Progress = Callable[[int], None]
 """Hears the number of bytes loaded since the last call."""
@@ -35,37 +40,39 @@ def cast(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
     return x.astype(dtype, copy=False)
 
 
-def join_qkv(parts: Sequence[np.ndarray], spec: LayerSpec) -> np.ndarray:
-    """[q; k; v] rows, interleaved by kv head: its G query heads, its key, its value."""
-    by_head = [p.reshape(spec.num_kv_heads, -1, *p.shape[1:]) for p in parts]
-    return np.concatenate(by_head, axis=1).reshape(-1, *parts[0].shape[1:])
-
-
-def join_gate_up(parts: Sequence[np.ndarray], spec: LayerSpec) -> np.ndarray:
-    """[gate; up] rows, interleaved by tiles, so that any tensor-parallel slice is contiguous."""
-    num_tiles = spec.down.in_dim // spec.gate_up_tile
-    tiled = [p.reshape(num_tiles, -1, *p.shape[1:]) for p in parts]
-    return np.concatenate(tiled, axis=1).reshape(-1, *parts[0].shape[1:])
-
-
-def pick(x: np.ndarray, rows: tuple[int, ...] | None) -> np.ndarray:
-    """Rows of a source; a contiguous run is a view."""
-    if rows is None:
-        return x
-    if rows[-1] - rows[0] == len(rows) - 1:
-        return x[rows[0] : rows[-1] + 1]
-    return x[np.asarray(rows)]
-
-
 class Reader:
-    """Turns sources into stacked device arrays of one segment or table."""
+    """Turns sources into stacked device arrays of one segment or table, several layers at a time."""
 
     def __init__(
-        self, checkpoint: Checkpoint, arch: Architecture, dtype: str, place: Place, progress: Progress | None
+        self,
+        checkpoint: Checkpoint,
+        arch: Architecture,
+        dtype: str,
+        place: Place,
+        progress: Progress | None,
+        pool: ThreadPoolExecutor,
     ) -> None:
-        self.checkpoint, self.arch, self.place = checkpoint, arch, place
+        self.checkpoint, self.arch, self.place, self.pool = checkpoint, arch, place, pool
         self.progress = progress or (lambda num_bytes: None)
         self.dtype = np.dtype(jnp.dtype(dtype))
+
+    def each(self, layers: Sequence[int], read: Callable[[int, int], int]) -> None:
+        """Calls read(place in the stack, layer), which says how many bytes it wrote; numpy frees the interpreter."""
+        for num_bytes in self.pool.map(read, range(len(layers)), layers):
+            self.progress(num_bytes)
+
+    def stack(self, layers: Sequence[int], parts_of: Callable[[int], list[np.ndarray]], num_runs: int = 1) -> jax.Array:
+        """[L, N, ...] from the parts of each layer, joined by `fill`."""
+        first = parts_of(layers[0])
+        num_rows = sum(len(part) for part in first)
+        out = np.empty((len(layers), num_rows, *first[0].shape[1:]), first[0].dtype)
+
+        def read(i: int, layer: int) -> int:
+            fill(out[i], parts_of(layer) if i else first, num_runs)
+            return out[i].nbytes
+
+        self.each(layers, read)
+        return self.place(out)
 
     def dense(self, source: Source, layer: int) -> np.ndarray:
         tensor = self.checkpoint.read(source.at(layer))
@@ -75,59 +82,37 @@ class Reader:
             tensor = tensor.dequantize()
         return cast(pick(tensor, source.rows), self.dtype)
 
-    def stack(self, layers: Sequence[int], read: Callable[[int], np.ndarray]) -> jax.Array:
-        """[L, ...] from one array a layer; only one layer is held twice."""
-        first = read(layers[0])
-        out = np.empty((len(layers), *first.shape), first.dtype)
-        for i, layer in enumerate(layers):
-            out[i] = read(layer) if i else first
-            self.progress(first.nbytes)
-        return self.place(out)
-
     def norm(self, part: str, layers: Sequence[int]) -> jax.Array:
         """Norm weights [L, D], float32 (they multiply in float32)."""
         source = self.arch.sources[part]
 
-        def read(layer: int) -> np.ndarray:
+        def parts_of(layer: int) -> list[np.ndarray]:
             tensor = self.checkpoint.read(source.at(layer))
             assert isinstance(tensor, np.ndarray), source.at(layer)
-            return cast(tensor, np.dtype(np.float32))
+            return [cast(tensor, np.dtype(np.float32))]
 
-        return self.stack(layers, read)
+        return self.stack(layers, parts_of)
 
-    def quantised(self, source: Source, layer: int) -> AffineTensor:
-        tensor = self.checkpoint.read(source.at(layer))
-        assert isinstance(tensor, AffineTensor), source.at(layer)
-        return tensor
+    def affine(
+        self, parts: Sequence[str], layers: Sequence[int], spec: LinearSpec, num_runs: int, pack: bool
+    ) -> AffineWeights | PackedAffine:
+        """Codes of the parts, joined along N and stacked; they never become floats, and are packed as they come."""
+        stack = AffineStack(spec, len(layers), pack)
+        sources = [self.arch.sources[part] for part in parts]
 
-    def affine(self, parts: Sequence[str], layers: Sequence[int], storage: GroupedAffine, join: Rows) -> AffineWeights:
-        """Codes of the parts, joined along N and stacked; they never become floats."""
-        tensors: dict[int, list[AffineTensor]] = {}
+        def read(i: int, layer: int) -> int:
+            read_all = (self.checkpoint.read(source.at(layer)) for source in sources)
+            tensors = [tensor for tensor in read_all if isinstance(tensor, AffineTensor)]
+            assert len(tensors) == len(parts), f"{parts} of layer {layer} are planned as affine"
+            return stack.write(i, tensors, [source.rows for source in sources], num_runs)
 
-        def field(name: str) -> Callable[[int], np.ndarray]:
-            def read(layer: int) -> np.ndarray:
-                arrays = [getattr(t, name).T for t in tensors[layer]]
-                rows = [self.arch.sources[p].rows for p in parts]
-                return np.ascontiguousarray(join([pick(a, r) for a, r in zip(arrays, rows, strict=True)]))
+        self.each(layers, read)
+        return jax.tree.map(self.place, stack.weights())
 
-            return read
-
-        for i in layers:
-            tensors[i] = [self.quantised(self.arch.sources[p], i) for p in parts]
-        f32 = lambda read: lambda layer: read(layer).astype(np.float32)  # noqa: E731
-        return AffineWeights(
-            codes=self.stack(layers, field("codes")),
-            scale=self.stack(layers, f32(field("scale"))),
-            offset=self.stack(layers, f32(field("offset"))) if storage.has_offset else None,
-            perm=self.stack(layers, lambda i: np.asarray(tensors[i][0].perm, np.int32)) if storage.has_perm else None,
-            bits=storage.bits,
-            group_size=storage.group_size,
-        )
-
-    def eight_bit(self, parts: Sequence[str], layers: Sequence[int], join: Rows) -> EightBitWeights:
+    def eight_bit(self, parts: Sequence[str], layers: Sequence[int], num_runs: int) -> EightBitWeights:
         """Codes and scales of the parts, joined along N and stacked, as the checkpoint holds them."""
 
-        def field(name: str) -> Callable[[int], np.ndarray]:
+        def field(name: str) -> Callable[[int], list[np.ndarray]]:
             def part(source: Source, layer: int) -> np.ndarray:
                 tensor, rows = self.checkpoint.read(source.at(layer)), source.rows
                 assert isinstance(tensor, EightBitTensor), source.at(layer)
@@ -135,43 +120,46 @@ class Reader:
                     rows = blocks_of_rows(rows)
                 return pick(getattr(tensor, name), rows)
 
-            return lambda layer: join([part(self.arch.sources[p], layer) for p in parts])
+            return lambda layer: [part(self.arch.sources[p], layer) for p in parts]
 
-        return EightBitWeights(self.stack(layers, field("codes")), self.stack(layers, field("scale")))
+        return EightBitWeights(
+            self.stack(layers, field("codes"), num_runs), self.stack(layers, field("scale"), num_runs)
+        )
 
-    def linear(self, parts: Sequence[str], layers: Sequence[int], spec: LinearSpec, join: Rows) -> Linear:
+    def linear(
+        self, parts: Sequence[str], layers: Sequence[int], spec: LinearSpec, num_runs: int = 1, pack: bool = False
+    ) -> Linear:
         """One linear (fused where there are several parts), stacked over the layers."""
         sources = [self.arch.sources[p] for p in parts]
-        joined = lambda of: lambda i: join([self.dense(of(s), i) for s in sources])  # noqa: E731
-        bias = self.stack(layers, joined(bias_of)) if spec.has_bias else None
+        read = lambda of: lambda i: [self.dense(of(s), i) for s in sources]  # noqa: E731
+        bias = self.stack(layers, read(bias_of), num_runs) if spec.has_bias else None
         if isinstance(spec.storage, GroupedAffine):
-            return Linear(self.affine(parts, layers, spec.storage, join), bias)
+            return Linear(self.affine(parts, layers, spec, num_runs, pack), bias)
         if isinstance(spec.storage, EightBit):
-            return Linear(self.eight_bit(parts, layers, join), bias)
-        return Linear(self.stack(layers, joined(lambda s: s)), bias)
+            return Linear(self.eight_bit(parts, layers, num_runs), bias)
+        return Linear(self.stack(layers, read(lambda s: s), num_runs), bias)
 
-    def linears(
-        self, parts: Sequence[str], layers: Sequence[int], specs: tuple[LinearSpec, ...], join: Rows
-    ) -> tuple[Linear, ...]:
-        """The fused linear, or the parts one by one."""
-        if len(specs) == 1:
-            return (self.linear(parts, layers, specs[0], join),)
-        return tuple(self.linear([p], layers, s, lambda a: a[0]) for p, s in zip(parts, specs, strict=True))
-
-    def segment(self, segment: SegmentSpec) -> LayerWeights:
+    def segment(self, segment: SegmentSpec, pack: bool) -> LayerWeights:
+        """The layers of one segment."""
         spec = segment.layer
         layers = range(segment.first_layer, segment.first_layer + segment.num_layers)
-        alone = lambda arrays: arrays[0]  # noqa: E731
+
+        def linears(parts: Sequence[str], specs: tuple[LinearSpec, ...], num_runs: int = 1) -> tuple[Linear, ...]:
+            """The fused linear, or the parts one by one."""
+            if len(specs) == 1:
+                return (self.linear(parts, layers, specs[0], num_runs, pack),)
+            return tuple(self.linear([p], layers, s, pack=pack) for p, s in zip(parts, specs, strict=True))
+
         return LayerWeights(
             attn_norm=self.norm("attn_norm", layers),
-            qkv=self.linears("qkv", layers, spec.qkv, lambda parts: join_qkv(parts, spec)),
+            qkv=linears("qkv", spec.qkv, spec.num_kv_heads),
             q_norm=self.norm("q_norm", layers) if spec.has_qk_norm else None,
             k_norm=self.norm("k_norm", layers) if spec.has_qk_norm else None,
-            o=self.linear(["o"], layers, spec.o, alone),
+            o=linears(["o"], (spec.o,))[0],
             post_attn_norm=self.norm("post_attn_norm", layers) if spec.has_post_norms else None,
             ffw_norm=self.norm("ffw_norm", layers),
-            gate_up=self.linears(["gate", "up"], layers, spec.gate_up, lambda parts: join_gate_up(parts, spec)),
-            down=self.linear(["down"], layers, spec.down, alone),
+            gate_up=linears(["gate", "up"], spec.gate_up, spec.down.in_dim // spec.gate_up_tile),
+            down=linears(["down"], (spec.down,))[0],
             post_ffw_norm=self.norm("post_ffw_norm", layers) if spec.has_post_norms else None,
         )
 
@@ -181,24 +169,27 @@ def load_weights(
     arch: Architecture,
     spec: ModelSpec,
     *,
-    place: Place = jnp.asarray,
+    pack: bool = False,
+    place: Place = jax.device_put,
     progress: Progress | None = None,
 ) -> Weights:
-    """Loads the weights that `spec` (from `plan_model`) describes.
+    """Loads the weights that `spec` (from `plan_model`) describes. Beside the result it holds one stack on the host.
 
     Args:
         checkpoint: the open checkpoint.
         arch: its architecture.
         spec: the plan.
+        pack: pack affine codes as the kernels read them, see `packing`.
         place: host array -> device array.
-        progress: see `Progress`; all calls together come to the bytes of the tree.
+        progress: see `Progress`; all calls together come to the bytes of the tree before it is packed.
     """
-    reader = Reader(checkpoint, arch, spec.dtype, place, progress)
-    alone = lambda arrays: arrays[0]  # noqa: E731
-    return Weights(
-        embedding=reader.linear(["embedding"], [0], spec.embedding, alone),
-        segments=tuple(reader.segment(segment) for segment in spec.segments),
-        final_norm=reader.norm("final_norm", [0]),
-        head=None if spec.head is None else reader.linear(["head"], [0], spec.head, alone),
-        spec=spec,
-    )
+    with ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1)) as pool:
+        reader = Reader(checkpoint, arch, spec.dtype, place, progress, pool)
+        weights = Weights(
+            embedding=reader.linear(["embedding"], [0], spec.embedding),
+            segments=tuple(reader.segment(segment, pack) for segment in spec.segments),
+            final_norm=reader.norm("final_norm", [0]),
+            head=None if spec.head is None else reader.linear(["head"], [0], spec.head, pack=pack),
+            spec=spec,
+        )
+    return jax.tree.map(place, pack_weights(weights)) if pack else weights

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from checkpoints import open_checkpoint
 from turbojax.core.weights import Weights
@@ -62,7 +61,8 @@ def load_model(
     dtype: str = "auto",
     kv_bits: KVBits | Callable[[int], KVBits] = (16, 16),
     model_format: str | None = None,
-    place: Place = jnp.asarray,
+    pack: bool = False,
+    place: Place = jax.device_put,
     progress: Callable[[float], None] | None = None,
 ) -> Model:
     """Loads a checkpoint (folder or .gguf file); `native.load_native_model` restores native ones.
@@ -72,6 +72,7 @@ def load_model(
         dtype: "auto" | "float32" | "bfloat16" | "float16", of activations and dense weights.
         kv_bits: bits of K and of V in the KV cache (16, 8 or 4), for all layers or as a function of the layer.
         model_format: what the checkpoint must be, see `checkpoints.MODEL_FORMATS`; None finds out.
+        pack: pack affine codes for the GPU kernels while loading, see `packing.pack_weights`.
         place: host array -> device array.
         progress: called with the share of the weights' bytes loaded since the last call.
 
@@ -86,5 +87,5 @@ def load_model(
     checkpoint.check()
     total = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(abstract_weights(spec)))
     share = None if progress is None else lambda num_bytes: progress(num_bytes / total)
-    weights = load_weights(checkpoint, arch, spec, place=place, progress=share)
+    weights = load_weights(checkpoint, arch, spec, pack=pack, place=place, progress=share)
     return Model(Path(path), spec, weights, dict(checkpoint.config), dict(checkpoint.generation_config))
