@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from checkpoints import is_native
@@ -194,7 +192,7 @@ def open_model(path: Path, config: EngineConfig, advance: Callable[[float], None
     """A checkpoint of any kind as a model, packed where kernels will read it; `advance` hears the shares loaded.
 
     Raises:
-        ConfigError: a native checkpoint was saved for another dtype.
+        ConfigError: a native checkpoint was saved for another dtype, or is given a model_format.
     """
     packed = backend.on_gpu()
     if is_native(path):
@@ -205,11 +203,15 @@ def open_model(path: Path, config: EngineConfig, advance: Callable[[float], None
         if config.dtype not in ("auto", model.spec.dtype):
             accepted = f"auto or {model.spec.dtype}, which {path.name} was saved for"
             raise ConfigError("EngineConfig", "dtype", config.dtype, accepted)
+        if config.model_format is not None:
+            accepted = f"None: {path.name} is a native checkpoint, which has no such format"
+            raise ConfigError("EngineConfig", "model_format", config.model_format, accepted)
         model = with_kv_bits(model, config.kv_bits)
-    else:  # what will be packed stays on the host until it is
-        place = np.asarray if packed else jnp.asarray
-        model = load_model(path, dtype=config.dtype, kv_bits=config.kv_bits, place=place, progress=advance)
-    return replace(model, weights=jax.tree.map(jnp.asarray, pack_weights(model.weights))) if packed else model
+        return replace(model, weights=jax.device_put(pack_weights(model.weights))) if packed else model
+    return load_model(
+        path, dtype=config.dtype, kv_bits=config.kv_bits, model_format=config.model_format,
+        pack=packed, progress=advance,
+    )  # fmt: skip
 
 
 def eos_ids(model_config: Mapping[str, Any], generation_config: Mapping[str, Any]) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from checkpoints.model_format import MODEL_FORMATS
 from turbojax.errors import ConfigError
 from turbojax.generation import GenerationConfig
 from turbojax.processors import LogitsProcessor
@@ -26,6 +27,8 @@ class EngineConfig:
 
     Attributes:
         dtype: of activations and of weights that are not quantised; "auto" follows checkpoint and device.
+        model_format: what the checkpoint is: "hf" (not quantised), "awq", "gptq", "compressed-tensors", "fp8",
+            "smooth_quant", "mxfp4" or "gguf". None finds out; another than the checkpoint's is refused.
         session_len: most tokens of one sequence, prompt and generated together; None is the model's own limit.
         max_batch_size: sequences that run at once; None is 256 on a GPU and 64 elsewhere.
         cache_max_entry_count: size of the KV pool: a float is the share of the memory that weights and the steps'
@@ -53,6 +56,7 @@ class EngineConfig:
     """
 
     dtype: str = "auto"
+    model_format: str | None = None
     session_len: int | None = None
     max_batch_size: int | None = None
     cache_max_entry_count: float | int = 0.8
@@ -75,6 +79,7 @@ class EngineConfig:
         share, page_len = self.cache_max_entry_count, self.cache_block_seq_len
         rules = {
             "dtype": (self.dtype in DTYPES, f"one of {', '.join(DTYPES)}"),
+            "model_format": (self.model_format in (None, *MODEL_FORMATS), f"None or {', '.join(MODEL_FORMATS)}"),
             "session_len": (self.session_len is None or is_int(self.session_len, 2), "None or an int >= 2"),
             "max_batch_size": (self.max_batch_size is None or is_int(self.max_batch_size, 1), "None or an int >= 1"),
             "cache_max_entry_count": (

@@ -9,6 +9,8 @@ from checkpoints import MODEL_FORMATS, ConfigError, DenseFormat, UnsupportedForm
 from tests.checkpoints import layouts
 from tests.checkpoints.layouts import folder, of
 from tests.checkpoints.test_affine_formats import ARRAYS, AWQ_32, GROUP, IN_AWQ, IN_GPTQ, linear
+from turbojax.configs import EngineConfig
+from turbojax.errors import ConfigError as FieldError
 
 DENSE = {"a.weight": np.ones((4, 8), np.float32)}
 
@@ -62,3 +64,27 @@ def test_older_folders_have_the_config_in_a_file_of_its_own(tmp_path, file, conf
     path = folder(tmp_path / "m", of("a", tensors))
     (path / file).write_text(json.dumps(config))
     assert open_checkpoint(path).tensors["a.weight"].format.group_size == 32
+
+
+def test_the_engines_field(goldens):
+    from turbojax.assembly import open_model
+
+    with pytest.raises(FieldError, match=r"model_format.*exl2.*awq, gptq"):
+        EngineConfig(model_format="exl2")
+    with pytest.raises(ConfigError, match=r"awq_gemm_g64/config\.json: is of format 'awq'.*'gptq'"):
+        open_model(goldens / "awq_gemm_g64", EngineConfig(model_format="gptq"), lambda share: None)
+    shares = []
+    model = open_model(goldens / "awq_gemm_g64", EngineConfig(model_format="awq", dtype="float32"), shares.append)
+    assert model.weights.segments[0].o.weight.bits == 4
+    assert sum(shares) == pytest.approx(1)
+
+
+def test_a_native_checkpoint_has_no_such_format(tmp_path, monkeypatch):
+    from turbojax import assembly
+    from turbojax.models import native
+    from turbojax.models.random_model import random_model
+
+    monkeypatch.setattr(assembly, "is_native", lambda path: True)
+    monkeypatch.setattr(native, "load_native_model", lambda path: random_model("tiny", "bf16", "float32"))
+    with pytest.raises(FieldError, match=r"model_format.*'awq'.*native"):
+        assembly.open_model(tmp_path, EngineConfig(model_format="awq"), lambda share: None)
