@@ -2,6 +2,7 @@
 
 import json
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from turbojax.engine.bad_words import BadWords, Vocabulary
 from turbojax.engine.guides import AllOf, as_mask
 from turbojax.errors import ConfigError, GuideError
+from turbojax.tokenizer import Tokenizer as Fast
 from turbojax.tokenizer import load_tokenizer
 from turbojax.vocabulary import vocabulary_of
 
@@ -80,25 +82,36 @@ def test_special_tokens_are_text_only_where_they_are_shown(tokenizer):
         assert text == tokenizer.decode([EOS], skip_special_tokens=skip)
 
 
-@pytest.mark.parametrize("prefix_space", [True, False])
-def test_the_bytes_of_sentencepiece_tokens_make_the_text(prefix_space):
+@pytest.fixture(scope="module")
+def sentencepiece():
     from tokenizers import Tokenizer, decoders, models, normalizers
 
-    from turbojax.tokenizer import Tokenizer as Ours
-
-    pieces = ["<unk>", "<s>", *(f"<0x{b:02X}>" for b in range(256)), "▁", "a", "b", "▁a", "ab"]
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256)), "▁", "a", "b", "▁a", "ab"]
     inner = Tokenizer(models.BPE({p: i for i, p in enumerate(pieces)}, [("▁", "a"), ("a", "b")], byte_fallback=True))
     inner.normalizer = normalizers.Replace(" ", "▁")
     inner.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
-    inner.add_special_tokens(["<s>"])
+    inner.add_special_tokens(["<unk>", "<s>", "</s>"])
 
-    class Fast:
-        backend_tokenizer = inner
+    return Fast(SimpleNamespace(backend_tokenizer=inner))
 
-    vocabulary = vocabulary_of(Ours(Fast()), skip_special_tokens=True)
-    text = " a" if prefix_space else "ab é a"
-    ids = inner.encode(text).ids
+
+@pytest.mark.parametrize("text", [" a", "ab é a"])
+def test_the_bytes_of_sentencepiece_tokens_make_the_text(sentencepiece, text):
+    vocabulary = vocabulary_of(sentencepiece, skip_special_tokens=True)
+    ids = sentencepiece.backend.encode(text).ids
     assert b"".join(vocabulary.token_bytes[i] for i in ids).decode() == text
+
+
+def test_a_choice_of_sentencepiece_tokens_is_one_of_its_texts(sentencepiece):
+    pytest.importorskip("llguidance")
+    from turbojax.guided import GuideCompiler
+
+    vocab_size = sentencepiece.backend.get_vocab_size() + 6  # padded, as models are
+    compiler, said = GuideCompiler(sentencepiece, vocab_size, [EOS]), set()
+    for seed in range(20):
+        ids = answer(compiler.guide({"type": "choice", "choice": ["ab é", "b a"]}), vocab_size, seed)
+        said.add(sentencepiece.backend.decode(ids))
+    assert said == {"ab é", "b a"}
 
 
 def answer(guide, vocab_size, seed, max_tokens=400):

@@ -153,6 +153,18 @@ def test_a_guide_without_a_token_ends_its_request_alone():
     assert runner.num_resets == 0, "no step failed"
 
 
+def test_a_guided_request_that_is_cancelled_in_flight_leaves_the_others_alone():
+    scheduler, runner = make(num_decode_steps=2)
+    gone, stays = request(0, 5, 12), request(1, 5, 12)
+    gone.guide, stays.guide = Every(3), Every(3)
+    heard = hear(gone)
+    stays.sink = lambda progress: len(stays.generated_ids) == 5 and scheduler.cancel(gone)
+    run(scheduler, runner, [gone, stays])
+    assert gone.finish_reason == "cancelled"
+    assert len(heard) <= 6
+    assert stays.generated_ids == guided_continuation(stays.prompt_ids, 12, Every(3))
+
+
 def test_a_guide_that_refuses_a_token_ends_its_request():
     class Refuses(Every):
         def advance(self, token_ids):
