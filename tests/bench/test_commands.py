@@ -108,6 +108,8 @@ def test_latency(run, tmp_path):
 @pytest.mark.parametrize(
     ("args", "reason"),
     [
+        (["interleave", "--shape", "tiny", "--prompt", "4096"], "beyond the limit of 4,096"),
+        (["interleave", "--shape", "tiny", "--streams", "0"], "streams: 0, an integer >= 1"),
         (["decode"], "either model (a checkpoint) or shape"),
         (["decode", "--shape", "tiny", "--model", "a"], "either model (a checkpoint) or shape"),
         (["prefill", "--shape", "llama-9"], "shape 'llama-9' is unknown; known are llama-3.1-8b"),

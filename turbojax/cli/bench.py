@@ -147,3 +147,24 @@ def latency(
 
     plan = Serving("latency", requests, input_len, output_len, concurrency=concurrency)
     _run(common, lambda opened: measure_serving(opened, plan))
+
+
+@bench.command()
+@with_common
+def interleave(
+    common: Common,
+    streams: Annotated[int, typer.Option(help="Sequences that decode all the time.")] = 64,
+    context: Annotated[int, typer.Option(help="Tokens of the prompt of each.")] = 1024,
+    prompt: Annotated[int, typer.Option(help="Tokens of the long prompt.")] = 16384,
+    steps: Annotated[int, typer.Option(help="Tokens of each stream before each long prompt.")] = 128,
+    repeats: Annotated[int, typer.Option(help="Long prompts to time.")] = 3,
+) -> None:
+    """Time the gaps between tokens of running streams, alone and while a long prompt is prefilled beside them.
+
+    The prompt goes in chunks of --max-prefill-token-num tokens, 512 unless it is given.
+    """
+    from turbojax.bench.interleave import Interleave, measure_interleave
+
+    plan = Interleave(streams, context, prompt, steps, repeats)
+    plan.config(common.settings())  # raises before anything is loaded
+    _run(common, lambda opened: measure_interleave(opened, plan))
