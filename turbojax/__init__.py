@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from turbojax.api import Pipeline, pipeline
     from turbojax.configs import EngineConfig, GenerationConfig
     from turbojax.engine.response import Response
+    from turbojax.session import Session
 
 __version__ = "0.1.0"
 
@@ -16,10 +17,11 @@ _MODULE_OF = {
     "GenerationConfig": "turbojax.configs",
     "Pipeline": "turbojax.api",
     "Response": "turbojax.engine.response",
+    "Session": "turbojax.session",
     "pipeline": "turbojax.api",
 }
 
-__all__ = ["EngineConfig", "GenerationConfig", "Pipeline", "Response", "pipeline"]
+__all__ = ["EngineConfig", "GenerationConfig", "Pipeline", "Response", "Session", "pipeline"]
 
 
 def __getattr__(name: str) -> Any:

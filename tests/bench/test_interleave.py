@@ -63,7 +63,5 @@ def test_gaps_are_counted_where_their_later_token_comes():
 
 
 def test_what_does_not_fit_is_refused_with_the_numbers():
-    with pytest.raises(
-        BenchError, match=r"3 streams of .* and the prompt need .* pages, and the KV pool has 199"
-    ):
+    with pytest.raises(BenchError, match=r"3 streams of .* and the prompt need .* pages, and the KV pool has 199"):
         list(measure_interleave(Bench(num_pages=200), Interleave(3, 8, 640, num_steps=5, num_repeats=2)))
