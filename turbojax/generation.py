@@ -61,6 +61,8 @@ class GenerationConfig:
         repetition_ngram_size: with the next field: end once the last so many tokens ...
         repetition_ngram_threshold: ... stand so many times in the generated ones.
         priority: lower ones are served first, of equal ones who came first; a worse one is never passed for ever.
+        cache_salt: what is computed for the request is shared only with requests of the same salt, so that nobody can
+            tell by the time of an answer what another tenant asked; None is shared among all that have none.
         timeout_s: seconds from the call after which the request ends wherever it stands, with finish reason `timeout`
             and what it has generated until then; None is never.
 
@@ -98,6 +100,7 @@ class GenerationConfig:
     repetition_ngram_size: int = 0
     repetition_ngram_threshold: int = 0
     priority: int = 0
+    cache_salt: str | None = None
     timeout_s: float | None = None
 
     def __post_init__(self) -> None:
@@ -123,6 +126,9 @@ class GenerationConfig:
     def _queue_rules(self) -> dict[str, tuple[bool, str]]:
         return {
             "priority": (is_int(self.priority, -(2**31), 2**31 - 1), "an int of 32 bits; lower ones are served first"),
+            "cache_salt": _optional(
+                self.cache_salt, isinstance(self.cache_salt, str) and self.cache_salt != "", "a text that is not empty"
+            ),
             "timeout_s": _optional(
                 self.timeout_s, self.timeout_s != 0 and is_real(self.timeout_s, 0, 1e9), "a number of seconds above 0"
             ),

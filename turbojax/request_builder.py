@@ -93,6 +93,7 @@ class RequestBuilder:
             wants=wants,
             guide=self._guides.guide(config),
             priority=config.priority,
+            cache_salt=config.cache_salt,
             reads_cache=not wants.of_prompt,
             deadline_s=None if config.timeout_s is None else time.monotonic() + config.timeout_s,
             sink=sink,
