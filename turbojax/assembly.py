@@ -27,6 +27,7 @@ from turbojax.engine.prefix_cache import PrefixCache
 from turbojax.engine.scheduler import Scheduler
 from turbojax.errors import ConfigError, OutOfMemoryError
 from turbojax.executables import Executables
+from turbojax.kv_policy import policy_in, read_kv_policy, with_kv_policy
 from turbojax.memory import MemoryPlan, estimate_workspace, plan_memory, refusal
 from turbojax.models.model import Model, load_model
 from turbojax.models.packing import pack_weights
@@ -206,11 +207,13 @@ def open_model(path: Path, config: EngineConfig, advance: Callable[[float], None
         if config.model_format is not None:
             accepted = f"None: {path.name} is a native checkpoint, which has no such format"
             raise ConfigError("EngineConfig", "model_format", config.model_format, accepted)
-        model = with_kv_bits(model, config.kv_bits)
+        config = with_kv_policy(config, policy_in(model.config, path))
+        model = with_kv_bits(model, config.kv_bits, bool(config.kv_hadamard))
         return replace(model, weights=jax.device_put(pack_weights(model.weights))) if packed else model
+    config = with_kv_policy(config, read_kv_policy(path))
     return load_model(
-        path, dtype=config.dtype, kv_bits=config.kv_bits, model_format=config.model_format,
-        pack=packed, progress=advance,
+        path, dtype=config.dtype, kv_bits=config.kv_bits, kv_hadamard=bool(config.kv_hadamard),
+        model_format=config.model_format, pack=packed, progress=advance,
     )  # fmt: skip
 
 

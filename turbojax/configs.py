@@ -34,10 +34,13 @@ class EngineConfig:
         cache_max_entry_count: size of the KV pool: a float is the share of the memory that weights and the steps'
             workspace leave free, an int the number of pages, the sink page included.
         cache_block_seq_len: tokens of a page.
-        quant_policy: bits of the KV cache: 0 (as the activations), 8 or 4.
+        quant_policy: bits of the KV cache: 0 (as the activations), 8 or 4. None beside no other field of the KV cache's
+            bits is the checkpoint's own policy, which `turbojax lite audit --budget` writes; without one it is 0.
         k_bits: bits of K (16, 8, 4) where it differs from quant_policy.
         v_bits: bits of V (16, 8, 4) where it differs from quant_policy.
         kv_policy: (bits of K, bits of V) of every layer; excludes the three fields above.
+        kv_hadamard: multiply queries and keys by a Hadamard matrix in the layers whose K has 4 bits: attention is the
+            same, and K loses less than half as much. None is as the checkpoint's own policy says, else False.
         max_prefill_token_num: most prompt tokens that one step computes; longer prompts go in chunks. None is 8192 on
             a GPU and 2048 elsewhere.
         max_queue_len: most requests that the engine holds beyond those that run at once; more are refused with
@@ -61,10 +64,11 @@ class EngineConfig:
     max_batch_size: int | None = None
     cache_max_entry_count: float | int = 0.8
     cache_block_seq_len: int = 64
-    quant_policy: int = 0
+    quant_policy: int | None = None
     k_bits: int | None = None
     v_bits: int | None = None
     kv_policy: tuple[tuple[int, int], ...] | None = None
+    kv_hadamard: bool | None = None
     max_prefill_token_num: int | None = None
     max_queue_len: int | None = None
     enable_prefix_caching: bool = True
@@ -87,7 +91,10 @@ class EngineConfig:
                 "a float between 0 and 1 (share of the free memory) or an int >= 2 (pages)",
             ),
             "cache_block_seq_len": (is_int(page_len, 1) and page_len & (page_len - 1) == 0, "a power of two"),
-            "quant_policy": (is_int(self.quant_policy) and self.quant_policy in _BITS_OF_QUANT_POLICY, "0, 4 or 8"),
+            "quant_policy": (
+                self.quant_policy is None or (is_int(self.quant_policy) and self.quant_policy in _BITS_OF_QUANT_POLICY),
+                "None, 0, 4 or 8",
+            ),
             "k_bits": (self.k_bits is None or (is_int(self.k_bits) and self.k_bits in KV_BITS), "None, 16, 8 or 4"),
             "v_bits": (self.v_bits is None or (is_int(self.v_bits) and self.v_bits in KV_BITS), "None, 16, 8 or 4"),
             "max_prefill_token_num": (
@@ -100,6 +107,7 @@ class EngineConfig:
                 is_int(self.num_decode_steps, 1, page_len if is_int(page_len) else 1),
                 f"an int of 1 .. cache_block_seq_len ({page_len}): a call may enter one new page",
             ),
+            "kv_hadamard": (isinstance(self.kv_hadamard, bool | None), "True, False or None"),
             "enable_prefix_caching": (isinstance(self.enable_prefix_caching, bool), "True or False"),
             "compile_ahead": (isinstance(self.compile_ahead, bool | None), "True, False or None"),
             "logits_processors": (
@@ -111,9 +119,18 @@ class EngineConfig:
             "debug": (isinstance(self.debug, bool), "True or False"),
         }
         check("EngineConfig", self, rules)
-        if self.kv_policy is not None and (self.quant_policy or self.k_bits or self.v_bits):
+        if self.kv_policy is not None and not self._leaves_bits_open:
             accepted = "None beside quant_policy, k_bits or v_bits: it already says the bits of every layer"
             raise ConfigError("EngineConfig", "kv_policy", self.kv_policy, accepted)
+
+    @property
+    def _leaves_bits_open(self) -> bool:
+        return self.quant_policy is None and self.k_bits is None and self.v_bits is None
+
+    @property
+    def leaves_kv_open(self) -> bool:
+        """No field says the bits of the KV cache: a checkpoint's own policy counts."""
+        return self._leaves_bits_open and self.kv_policy is None
 
     def kv_bits(self, layer: int) -> tuple[int, int]:
         """Bits of K and of V in a layer.
@@ -122,7 +139,7 @@ class EngineConfig:
             ConfigError: kv_policy ends before this layer.
         """
         if self.kv_policy is None:
-            bits = _BITS_OF_QUANT_POLICY[self.quant_policy]
+            bits = _BITS_OF_QUANT_POLICY[self.quant_policy or 0]
             return self.k_bits or bits, self.v_bits or bits
         if layer >= len(self.kv_policy):
             raise ConfigError("EngineConfig", "kv_policy", self.kv_policy, f"an entry for layer {layer} as well")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -19,6 +20,9 @@ from turbojax.core.state import KVPool
 from turbojax.core.weights import LayerWeights, Weights
 from turbojax.models.rope import rope_angles
 from turbojax.models.spec import LayerSpec, ModelSpec, SegmentSpec
+
+RopeWrite = Callable[..., tuple[KVPages, jax.Array]]
+"""`rope_write`, or what has its arguments."""
 
 
 @struct.dataclass
@@ -113,7 +117,7 @@ def attend(q: jax.Array, pages: KVPages, layer: jax.Array, rows: Rows, spec: Lay
 
 
 def run_segment(
-    x: jax.Array, pages: KVPages, w: LayerWeights, segment: SegmentSpec, rows: Rows, spec: ModelSpec
+    x: jax.Array, pages: KVPages, w: LayerWeights, segment: SegmentSpec, rows: Rows, spec: ModelSpec, write: RopeWrite
 ) -> tuple[jax.Array, KVPages]:
     """The layers of one segment; weights and pages stay whole, each op reads its layer by index.
 
@@ -136,9 +140,9 @@ def run_segment(
 
     def body(layer: jax.Array, carry: tuple[jax.Array, jax.Array, KVPages]) -> tuple[jax.Array, jax.Array, KVPages]:
         x, y, pages = carry
-        pages, q = rope_write(
+        pages, q = write(
             pages, project_qkv(y, w, layer, layer_spec), layer, rows.page_ids[group], rows.page_offsets, cos, sin,
-            bias=bias, norm=head_norm, dtype=x.dtype,
+            bias=bias, norm=head_norm, dtype=x.dtype, hadamard=layer_spec.k_hadamard,
         )  # fmt: skip
         attn = attend(q, pages, layer, rows, layer_spec, group).reshape(x.shape[0], -1)
         x, y = add(x, linear_partial(attn, w.o, layer), w.post_attn_norm, layer, w.ffw_norm, layer)
@@ -152,13 +156,14 @@ def run_segment(
     return x, pages
 
 
-def forward(weights: Weights, pool: KVPool, rows: Rows) -> tuple[KVPool, jax.Array]:
+def forward(weights: Weights, pool: KVPool, rows: Rows, write: RopeWrite = rope_write) -> tuple[KVPool, jax.Array]:
     """Runs the rows through all layers; their K and V land in the pool.
 
     Args:
         weights: the model.
         pool: donated by the steps that call this.
         rows: M tokens.
+        write: what takes K and V into the pool; for whoever measures another way.
 
     Returns:
         The pool, and the hidden states [M, D] before the final norm.
@@ -168,7 +173,7 @@ def forward(weights: Weights, pool: KVPool, rows: Rows) -> tuple[KVPool, jax.Arr
     x = x * jnp.asarray(spec.embed_scale, x.dtype) if spec.embed_scale != 1 else x
     pages_out = []
     for segment, w, pages in zip(spec.segments, weights.segments, pool.segments, strict=True):
-        x, pages = run_segment(x, pages, w, segment, rows, spec)
+        x, pages = run_segment(x, pages, w, segment, rows, spec, write)
         pages_out.append(pages)
     return KVPool(tuple(pages_out)), x
 

@@ -60,6 +60,7 @@ def load_model(
     *,
     dtype: str = "auto",
     kv_bits: KVBits | Callable[[int], KVBits] = (16, 16),
+    kv_hadamard: bool = False,
     model_format: str | None = None,
     pack: bool = False,
     place: Place = jax.device_put,
@@ -71,6 +72,7 @@ def load_model(
         path: where it is.
         dtype: "auto" | "float32" | "bfloat16" | "float16", of activations and dense weights.
         kv_bits: bits of K and of V in the KV cache (16, 8 or 4), for all layers or as a function of the layer.
+        kv_hadamard: see `EngineConfig`.
         model_format: what the checkpoint must be, see `checkpoints.MODEL_FORMATS`; None finds out.
         pack: pack affine codes for the GPU kernels while loading, see `packing.pack_weights`.
         place: host array -> device array.
@@ -83,7 +85,7 @@ def load_model(
     checkpoint = open_checkpoint(Path(path), model_format)
     arch = architecture_of(checkpoint.config)
     bits = kv_bits if callable(kv_bits) else lambda layer: kv_bits
-    spec = plan_model(checkpoint, arch, resolve_dtype(dtype, checkpoint.config), bits)
+    spec = plan_model(checkpoint, arch, resolve_dtype(dtype, checkpoint.config), bits, kv_hadamard)
     checkpoint.check()
     total = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(abstract_weights(spec)))
     share = None if progress is None else lambda num_bytes: progress(num_bytes / total)

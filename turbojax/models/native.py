@@ -16,7 +16,7 @@ from checkpoints.native import read_meta, restore_native, save_native
 from turbojax.errors import ModelConfigError
 from turbojax.models.abstract import abstract_weights
 from turbojax.models.model import Model
-from turbojax.models.planning import KVBits
+from turbojax.models.planning import KVBits, has_hadamard
 from turbojax.models.spec import ModelSpec
 from turbojax.tokenizer import load_tokenizer
 
@@ -66,7 +66,7 @@ def load_native_model(path: str | Path, shard: Shard | None = None) -> Model:
     return Model(path, spec, restore_native(path, abstract), meta["config"], meta["generation_config"])
 
 
-def with_kv_bits(model: Model, kv_bits: Callable[[int], KVBits]) -> Model:
+def with_kv_bits(model: Model, kv_bits: Callable[[int], KVBits], kv_hadamard: bool = False) -> Model:
     """The model with another precision of its KV cache (bits of K and V by layer); the weights stay as they are.
 
     Raises:
@@ -81,8 +81,10 @@ def with_kv_bits(model: Model, kv_bits: Callable[[int], KVBits]) -> Model:
                 f"{model.path}: layers {first} to {last} are one stack, and kv_policy asks for {sorted(found)} in it; "
                 "give them one precision, or load the checkpoint that this one was saved from"
             )
-        k_bits, v_bits = found.pop()
-        layer = dataclasses.replace(segment.layer, k_bits=k_bits, v_bits=v_bits)
+        k_bits, v_bits = bits = found.pop()
+        layer = dataclasses.replace(
+            segment.layer, k_bits=k_bits, v_bits=v_bits, k_hadamard=has_hadamard(bits, kv_hadamard)
+        )
         segments.append(dataclasses.replace(segment, layer=layer))
     spec = dataclasses.replace(model.spec, segments=tuple(segments))
     return dataclasses.replace(model, spec=spec, weights=dataclasses.replace(model.weights, spec=spec))

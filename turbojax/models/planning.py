@@ -111,7 +111,15 @@ def fused(parts: Sequence[LinearSpec], run_len: int) -> tuple[LinearSpec, ...]:
     return (LinearSpec(first.in_dim, sum(p.out_dim for p in parts), storage, first.has_bias),)
 
 
-def layer_spec(checkpoint: Checkpoint, arch: Architecture, layer: int, kv_bits: KVBits) -> LayerSpec:
+def has_hadamard(kv_bits: KVBits, wanted: bool) -> bool:
+    """Whether a layer multiplies q and k by a Hadamard matrix: where that is wanted, and K has 4 bits.
+
+    With 8 bits K costs less than the rounding of bfloat16 does.
+    """
+    return wanted and kv_bits[0] == 4
+
+
+def layer_spec(checkpoint: Checkpoint, arch: Architecture, layer: int, kv_bits: KVBits, kv_hadamard: bool) -> LayerSpec:
     """The static spec of one layer; every tensor of it is there and has the right shape."""
     norms = ["attn_norm", "ffw_norm"] + (["post_attn_norm", "post_ffw_norm"] if arch.has_post_norms else [])
     for norm in norms:
@@ -136,6 +144,7 @@ def layer_spec(checkpoint: Checkpoint, arch: Architecture, layer: int, kv_bits: 
         down=part["down"],
         k_bits=kv_bits[0],
         v_bits=kv_bits[1],
+        k_hadamard=has_hadamard(kv_bits, kv_hadamard),
     )
 
 
@@ -147,7 +156,13 @@ def table_spec(checkpoint: Checkpoint, arch: Architecture, part: str) -> LinearS
     return LinearSpec(arch.embed_dim, arch.vocab_size, storage)
 
 
-def plan_model(checkpoint: Checkpoint, arch: Architecture, dtype: str, kv_bits: Callable[[int], KVBits]) -> ModelSpec:
+def plan_model(
+    checkpoint: Checkpoint,
+    arch: Architecture,
+    dtype: str,
+    kv_bits: Callable[[int], KVBits],
+    kv_hadamard: bool = False,
+) -> ModelSpec:
     """Checks a checkpoint against an architecture, from headers alone, and cuts its layers into segments.
 
     Args:
@@ -155,12 +170,13 @@ def plan_model(checkpoint: Checkpoint, arch: Architecture, dtype: str, kv_bits: 
         arch: its architecture.
         dtype: of activations and dense weights.
         kv_bits: layer -> (bits of K, bits of V) of the KV cache.
+        kv_hadamard: see `has_hadamard`.
 
     Raises:
         MissingTensorError, ShapeMismatchError: naming file, tensor, what came and what the config implies.
         UnsupportedFormatError: a fused tensor's blocks of scales do not fall apart into its parts.
     """
-    layers = [layer_spec(checkpoint, arch, i, kv_bits(i)) for i in range(arch.num_layers)]
+    layers = [layer_spec(checkpoint, arch, i, kv_bits(i), kv_hadamard) for i in range(arch.num_layers)]
     segments, first = [], 0
     for layer, run in groupby(layers):
         num_layers = len(list(run))

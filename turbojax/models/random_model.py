@@ -48,6 +48,7 @@ def random_model(
     dtype: str = "auto",
     kv_bits: KVBits | Callable[[int], KVBits] = (16, 16),
     *,
+    kv_hadamard: bool = False,
     seed: int = 0,
 ) -> Model:
     """A model of a named shape whose random weights keep activations at their ordinary size.
@@ -60,6 +61,7 @@ def random_model(
         weight_format: a name in `WEIGHT_FORMATS`, of all linears of the layers.
         dtype: see `load_model`.
         kv_bits: bits of K and of V in the KV cache, for all layers or as a function of the layer.
+        kv_hadamard: see `EngineConfig`.
         seed: of the weights.
 
     Raises:
@@ -71,7 +73,7 @@ def random_model(
     arch = architecture_of(config)
     checkpoint = described_checkpoint(shape, config, arch, WEIGHT_FORMATS[weight_format])
     bits = kv_bits if callable(kv_bits) else lambda layer: kv_bits
-    spec = plan_model(checkpoint, arch, resolve_dtype(dtype, config), bits)
+    spec = plan_model(checkpoint, arch, resolve_dtype(dtype, config), bits, kv_hadamard)
     return Model(Path(shape), spec, random_weights(abstract_weights(spec), seed), config, {})
 
 

@@ -85,6 +85,7 @@ class LayerSpec:
         o, down: the linears back to the residual stream.
         gate_up: one fused linear, gate and up interleaved by tiles of `gate_up_tile` columns, or two: gate, up.
         k_bits, v_bits: precision of the KV cache (16, 8 or 4).
+        k_hadamard: q and k are multiplied by a Hadamard matrix behind RoPE, so that K rounds well to few levels.
     """
 
     num_heads: int
@@ -103,6 +104,7 @@ class LayerSpec:
     down: LinearSpec
     k_bits: int = 16
     v_bits: int = 16
+    k_hadamard: bool = False
 
     @property
     def gate_up_tile(self) -> int:
