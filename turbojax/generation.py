@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from turbojax.engine.plan import MAX_BIASED_TOKENS, MAX_LOGPROBS
-from turbojax.errors import ConfigError, ModelConfigError
+from turbojax.errors import ConfigError
 from turbojax.response_format import FORMATS, is_format
 from turbojax.rules import as_tuple, check, is_int, is_real
 
@@ -22,6 +24,8 @@ LISTS = ("stop_words", "stop_token_ids", "bad_words", "bad_token_ids", "logits_p
 Extent = Literal["all", "generation"]
 """Of which rows: those that generated tokens are sampled from, or those of the prompt as well."""
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class GenerationConfig:
@@ -29,7 +33,7 @@ class GenerationConfig:
 
     Attributes:
         n: samples of the prompt, each a Response of its own; they differ by their sample index alone.
-        max_new_tokens: most tokens to generate; `session_len` may end a sequence earlier.
+        max_new_tokens: most tokens to generate; `session_len` may end a sequence earlier. None: as many as that allows.
         min_new_tokens: no end-of-sequence, stop token, stop word or repetition stop before this many tokens.
         do_sample: False is greedy, whatever the sampling fields say.
         temperature: divides the logits; 0 is greedy. None, here and in the next four, is the model's own value
@@ -71,7 +75,7 @@ class GenerationConfig:
     """
 
     n: int = 1
-    max_new_tokens: int = 512
+    max_new_tokens: int | None = 512
     min_new_tokens: int = 0
     do_sample: bool = False
     temperature: float | None = None
@@ -116,9 +120,9 @@ class GenerationConfig:
     def _length_rules(self) -> dict[str, tuple[bool, str]]:
         return {
             "n": (is_int(self.n, 1), "an int >= 1"),
-            "max_new_tokens": (is_int(self.max_new_tokens, 1), "an int >= 1"),
+            "max_new_tokens": _optional(self.max_new_tokens, is_int(self.max_new_tokens, 1), "an int >= 1"),
             "min_new_tokens": (
-                is_int(self.min_new_tokens, 0) and self.min_new_tokens <= self.max_new_tokens,
+                is_int(self.min_new_tokens, 0, math.inf if self.max_new_tokens is None else self.max_new_tokens),
                 f"an int of 0 .. max_new_tokens ({self.max_new_tokens})",
             ),
         }
@@ -244,15 +248,18 @@ def _optional(value: object, holds: bool, accepted: str) -> tuple[bool, str]:
 def model_defaults(generation_config: Mapping[str, Any]) -> dict[str, Any]:
     """The sampling values that a model's generation_config.json recommends.
 
-    Raises:
-        ModelConfigError: one of them is out of range.
+    One that is out of range is left out with a warning: the model can be used without it.
     """
-    given = {name: generation_config[name] for name in DEFAULTS if generation_config.get(name) is not None}
-    try:
-        GenerationConfig(**given)
-    except ConfigError as error:
-        raise ModelConfigError(f"generation_config.json: {error}") from error
-    return given
+    found = {}
+    for name in DEFAULTS:
+        value = generation_config.get(name)
+        if value is None:
+            continue
+        try:
+            found[name] = getattr(GenerationConfig(**{name: value}), name)
+        except ConfigError as error:
+            log.warning("generation_config.json: %s; it is not used", error)
+    return found
 
 
 def with_defaults(config: GenerationConfig, model: Mapping[str, Any]) -> GenerationConfig:

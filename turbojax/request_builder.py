@@ -88,7 +88,7 @@ class RequestBuilder:
             prompt_ids=ids,
             sampling=sampling,
             stop_token_ids=self._stop_ids(config),
-            max_len=len(ids) + config.max_new_tokens,
+            max_len=self._scheduler.max_len if config.max_new_tokens is None else len(ids) + config.max_new_tokens,
             min_len=len(ids) + config.min_new_tokens,
             wants=wants,
             guide=self._guides.guide(config),

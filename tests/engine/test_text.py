@@ -74,6 +74,16 @@ def test_repetition_ends_the_text_at_the_token_that_completes_it(whole):
     assert token_ids == ids("xabyabzab")
 
 
+@pytest.mark.parametrize("whole", [False, True])
+def test_tokens_of_the_prompt_that_the_cache_had_are_told(whole):
+    heard = []
+    sink = TextSink(heard.append, decode, prompt_ids=range(9), whole=whole)
+    sink(Progress([1], None, None, 5))
+    sink(Progress([2], "length", None, 5))
+    assert {(r.num_input_tokens, r.num_cached_tokens) for r in heard} == {(9, 5)}
+    assert len(heard) == (1 if whole else 2)
+
+
 def test_repetition_waits_for_min_new_tokens_and_lets_go_of_text_held_for_a_stop_word():
     rules = StopRules(("ax",), min_new_tokens=5, ngram_size=1, ngram_threshold=2)
     assert say(ids("aaaaaaaa"), rules, whole=False)[0] == "aaaaaa"

@@ -3,7 +3,7 @@
 import pytest
 
 from turbojax.configs import EngineConfig, GenerationConfig
-from turbojax.errors import ConfigError, ModelConfigError
+from turbojax.errors import ConfigError
 from turbojax.generation import model_defaults, with_defaults
 
 
@@ -113,6 +113,6 @@ def test_a_greedy_request_takes_nothing_from_the_model_and_the_model_cannot_make
     assert with_defaults(GenerationConfig(do_sample=True), {"temperature": 0.0}).is_greedy
 
 
-def test_a_model_whose_values_are_out_of_range_is_named():
-    with pytest.raises(ModelConfigError, match=r"generation_config\.json: .*top_p is 7"):
-        model_defaults({"top_p": 7})
+def test_a_value_of_the_model_that_is_out_of_range_is_left_out_with_a_warning(caplog):
+    assert model_defaults({"top_p": 7, "top_k": 3}) == {"top_k": 3}
+    assert "generation_config.json: GenerationConfig.top_p is 7" in caplog.text

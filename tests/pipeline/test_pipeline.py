@@ -119,6 +119,11 @@ def test_a_list_gives_a_list_with_a_config_each(pipe):
     assert responses[1].token_ids == expected([4, 5, 6], 5, ())
 
 
+def test_without_a_limit_an_answer_ends_with_the_session(pipe):
+    response = pipe([2, 3], GenerationConfig(max_new_tokens=None, min_new_tokens=7, ignore_eos=True))
+    assert (response.num_generated_tokens, response.finish_reason) == (98, "length")
+
+
 def test_without_preprocessing_a_text_goes_in_as_it_is(pipe):
     assert pipe("CD", GEN, do_preprocess=False).token_ids == expected([2, 3], 12)
 

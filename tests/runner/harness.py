@@ -19,7 +19,10 @@ def open_pipe(model, **config):
     """A pipeline on a checkpoint's path or a loaded model, without a tokenizer, and its parts."""
     config = EngineConfig(**(SMALL | config))
     parts = assemble(model, config) if hasattr(model, "joinpath") else assemble_model(model, config)
-    pipe = Pipeline(parts.runner, parts.scheduler, None, vocab_size=parts.model.spec.vocab_size, eos_ids=())
+    pipe = Pipeline(
+        parts.runner, parts.scheduler, None, vocab_size=parts.model.spec.vocab_size, eos_ids=(),
+        processors=config.logits_processors,
+    )  # fmt: skip
     return pipe, parts
 
 

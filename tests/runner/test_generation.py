@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.runner.harness import open_pipe
-from turbojax.configs import GenerationConfig
+from turbojax.configs import GenerationConfig, LogitsProcessor
 from turbojax.engine.bad_words import BadWords, Vocabulary
 
 pytestmark = pytest.mark.slow
@@ -16,7 +16,8 @@ EXTRAS = {"logprobs": 2, "prompt_logprobs": 1, "output_logits": "all", "output_l
 
 @pytest.fixture(scope="module")
 def pipe(model):
-    pipe, parts = open_pipe(model, dtype="float32", num_decode_steps=1)
+    processors = {"steer": LogitsProcessor(lambda logits, times, in_prompt, a, row: logits + a * row, ((), (256,)))}
+    pipe, parts = open_pipe(model, dtype="float32", num_decode_steps=1, logits_processors=processors)
     with pipe:
         yield pipe
     parts.scheduler.check_integrity()
@@ -84,6 +85,16 @@ def test_processed_logprobs_are_those_after_bias_and_bans(pipe, recorded):
     np.testing.assert_allclose(
         banned.processed_logprobs[0][second], logits[second] - np.logaddexp.reduce(logits), atol=1e-3
     )
+
+
+def test_a_processor_gets_the_parameters_of_its_request_alone(pipe, recorded):
+    (ids, want), row = recorded[0], np.zeros(256)
+    row[9] = 1
+    plain, steered = GenerationConfig(max_new_tokens=5), {"max_new_tokens": 5, "logits_processor": "steer"}
+    configs = [plain, *(GenerationConfig(**steered, logits_processor_params=(a, row)) for a in (0.0, 100.0))]
+    free, neutral, pushed = (r.token_ids for r in pipe([ids] * 3, configs))
+    assert free == neutral == want["gen_ids"][:5].tolist()
+    assert pushed == [9] * 5
 
 
 def test_guided_and_unguided_requests_share_a_batch(pipe, recorded, monkeypatch):
