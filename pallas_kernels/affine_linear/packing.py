@@ -46,17 +46,17 @@ def pack(w: AffineWeights, width: int | None = None) -> PackedAffine:
     """
     if problem := packing_problem(w):
         raise ValueError(problem)
-    words = room_for_words(w, width)
+    words = np.zeros(words_shape(w, width), np.uint16)
     for layer in range(w.codes.shape[0]):
         pack_codes(words[layer, :, : w.N], np.asarray(w.codes[layer]), w.bits)
     return with_words(w, words)
 
 
-def room_for_words(w: AffineWeights, width: int | None = None) -> np.ndarray:
-    """Zeros for the packed codes of `w`, uint16 [L, tiles, N padded, W]; of its codes only the shape is looked at."""
+def words_shape(w: AffineWeights, width: int | None = None) -> tuple[int, int, int, int]:
+    """(L, tiles, N padded, W) of the packed codes of `w`, which start as zeros; only the shape of its codes matters."""
     L, N, K = w.codes.shape
     width = width or plane_width(w)
-    return np.zeros((L, -(-K // (16 // w.bits * width)), -(-N // COLUMN_MULTIPLE) * COLUMN_MULTIPLE, width), np.uint16)
+    return L, -(-K // (16 // w.bits * width)), -(-N // COLUMN_MULTIPLE) * COLUMN_MULTIPLE, width
 
 
 def with_words(w: AffineWeights, words: np.ndarray) -> PackedAffine:
