@@ -23,7 +23,7 @@ def open_gguf(path: Path) -> Checkpoint:
     meta = Metadata(file)
     config = hf_config(meta)
     tensors = [_logical(meta, config, t) for name, t in file.tensors.items() if not is_table(name)]
-    return Checkpoint(path, config, generation_config(file), tensors)
+    return Checkpoint(path, config, generation_config(file), tensors, [file.file_bytes])
 
 
 @dataclass(frozen=True)

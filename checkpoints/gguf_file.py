@@ -16,6 +16,7 @@ import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from checkpoints.errors import CheckpointFileError, CorruptFileError, UnsupportedFormatError
+from checkpoints.mapping import mapped
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -55,6 +56,7 @@ class GgufFile:
         path: the file.
         metadata: every key with its value; arrays of numbers are numpy arrays, of strings lists.
         tensors: the tensor table by the file's own names.
+        file_bytes: the `mapped` file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -69,11 +71,11 @@ class GgufFile:
         try:
             if path.stat().st_size == 0:
                 raise CorruptFileError(path, "the file is empty", hint=_REDOWNLOAD)
-            self._bytes = np.memmap(path, np.uint8, "r").view(np.ndarray)
+            self.file_bytes = mapped(path)
         except OSError as error:
             reason = f"cannot be read: {error.strerror or error}"
             raise CheckpointFileError(path, reason, hint="check that it is there and readable") from error
-        cursor = _Cursor(path, self._bytes)
+        cursor = _Cursor(path, self.file_bytes)
         num_tensors, num_keys = _preamble(cursor)
         self.metadata: dict[str, Any] = {}
         for _ in range(num_keys):
@@ -94,11 +96,11 @@ class GgufFile:
         for name, dims, kind, offset in entries:
             if name in self.tensors:
                 raise CorruptFileError(path, "is listed twice", tensor=name, hint=_REDOWNLOAD)
-            self.tensors[name] = _placed(path, name, dims, kind, data_start + offset, self._bytes.size)
+            self.tensors[name] = _placed(path, name, dims, kind, data_start + offset, self.file_bytes.size)
 
     def raw(self, tensor: GgufTensor) -> np.ndarray:
         """The tensor's bytes, uint8 [..., bytes of a row of K]: a read-only view of the mapped file."""
-        raw = self._bytes[tensor.start : tensor.start + tensor.num_bytes]
+        raw = self.file_bytes[tensor.start : tensor.start + tensor.num_bytes]
         return raw.reshape(*tensor.shape[:-1], -1)
 
 

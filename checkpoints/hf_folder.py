@@ -26,7 +26,9 @@ def open_folder(path: Path, model_format: str | None = None) -> Checkpoint:
     generation_config = read_json(generation_path) if generation_path.exists() else {}
     quantization = resolve(path / "config.json", _quantization(path, config), model_format)
     stored = _stored_tensors(path)
-    return Checkpoint(path, config, generation_config, import_tensors(path, quantization, stored))
+    tensors = import_tensors(path, quantization, stored)
+    files = {tensor.file: tensor.file_bytes for tensor in stored.values()}
+    return Checkpoint(path, config, generation_config, tensors, [*files.values()])
 
 
 def read_json(path: Path, *, hint: str = "check that it is there and readable") -> dict[str, Any]:

@@ -12,6 +12,7 @@ import ml_dtypes
 import numpy as np
 
 from checkpoints.errors import CheckpointFileError, CorruptFileError, UnsupportedFormatError
+from checkpoints.mapping import mapped
 
 _MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 _REDOWNLOAD = "download the file again"
@@ -38,7 +39,7 @@ _DTYPES: dict[str, np.dtype] = {
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """An array as it lies in a safetensors file: bytes `start` .. `stop` of the file."""
+    """An array as it lies in a safetensors file: bytes `start` .. `stop` of the `mapped` file."""
 
     name: str
     dtype: np.dtype
@@ -46,7 +47,7 @@ class StoredTensor:
     file: Path
     start: int
     stop: int
-    _bytes: np.ndarray
+    file_bytes: np.ndarray
 
     @property
     def num_bytes(self) -> int:
@@ -54,7 +55,7 @@ class StoredTensor:
 
     def read(self) -> np.ndarray:
         """A read-only view [shape] of the mapped file (a copy where the file aligns it badly)."""
-        raw = self._bytes[self.start : self.stop]
+        raw = self.file_bytes[self.start : self.stop]
         if self.start % self.dtype.itemsize:
             raw = raw.copy()
         return raw.view(self.dtype).reshape(self.shape)
@@ -73,13 +74,13 @@ def read_safetensors(path: Path) -> dict[str, StoredTensor]:
         with path.open("rb") as file:
             num_header_bytes = _header_len(path, file.read(8), num_file_bytes)
             header = _parse_header(path, file.read(num_header_bytes))
-        mapped = np.memmap(path, np.uint8, "r").view(np.ndarray)
+        data = mapped(path)
     except OSError as error:
         reason = f"cannot be read: {error.strerror or error}"
         raise CheckpointFileError(path, reason, hint="check that it is there and readable") from error
     data_start = 8 + num_header_bytes
     header.pop("__metadata__", None)
-    tensors = {name: _entry(path, name, entry, data_start, mapped) for name, entry in header.items()}
+    tensors = {name: _entry(path, name, entry, data_start, data) for name, entry in header.items()}
     _check_cover(path, tensors, data_start, num_file_bytes)
     return tensors
 
@@ -111,7 +112,7 @@ def _is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value < 1 << 63
 
 
-def _entry(path: Path, name: str, entry: Any, data_start: int, mapped: np.ndarray) -> StoredTensor:
+def _entry(path: Path, name: str, entry: Any, data_start: int, data: np.ndarray) -> StoredTensor:
     def corrupt(reason: str) -> CorruptFileError:
         return CorruptFileError(path, reason, tensor=name, hint=_REDOWNLOAD)
 
@@ -128,12 +129,12 @@ def _entry(path: Path, name: str, entry: Any, data_start: int, mapped: np.ndarra
         hint = f"supported: {', '.join(_DTYPES)}"
         raise UnsupportedFormatError(path, reason, tensor=name, hint=hint)
     start, stop = (data_start + offset for offset in offsets)
-    if stop > mapped.size:
-        raise corrupt(f"its data end at byte {stop}, but the file has {mapped.size}: it is truncated")
+    if stop > data.size:
+        raise corrupt(f"its data end at byte {stop}, but the file has {data.size}: it is truncated")
     num_bytes = math.prod(shape) * dtype.itemsize
     if stop - start != num_bytes:
         raise corrupt(f"{entry['dtype']} {shape} takes {num_bytes} bytes, its data_offsets span {stop - start}")
-    return StoredTensor(name, dtype, tuple(shape), path, start, stop, mapped)
+    return StoredTensor(name, dtype, tuple(shape), path, start, stop, data)
 
 
 def _check_cover(path: Path, tensors: dict[str, StoredTensor], data_start: int, num_file_bytes: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import numpy as np
 from checkpoints.affine import AffineTensor
 from checkpoints.eight_bit import EightBitTensor
 from checkpoints.errors import MissingTensorError
+from checkpoints.mapping import give_back
 
 
 @dataclass(frozen=True)
@@ -93,8 +94,11 @@ class Checkpoint:
         config: dict[str, Any],
         generation_config: dict[str, Any],
         tensors: Iterable[LogicalTensor],
+        files: Sequence[np.ndarray] = (),
     ) -> None:
+        """Takes what an opener has found; `files` are its mapped files, as `mapped` gives them."""
         self.path = path
+        self._files = files
         self.config = config
         self.generation_config = generation_config
         self._logical = {tensor.info.name: tensor for tensor in tensors}
@@ -115,6 +119,14 @@ class Checkpoint:
         if name not in self._logical:
             raise MissingTensorError(self.path, name)
         return self._logical[name].read()
+
+    def release(self) -> None:
+        """Gives the mapped pages that were read back to the system, which keeps them cached.
+
+        Until then they count as this process's memory. Arrays that were read stay valid.
+        """
+        for file in self._files:
+            give_back(file)
 
     def check(self) -> None:
         """Reads the scales of quantised tensors, a few percent of the bytes, before anybody reads the rest.

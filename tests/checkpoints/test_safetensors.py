@@ -2,6 +2,7 @@
 
 import json
 import struct
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -138,3 +139,23 @@ def test_an_unsupported_quantisation_names_itself(tmp_path):
     )
     with pytest.raises(UnsupportedFormatError, match="quip"):
         open_checkpoint(path)
+
+
+def test_pages_that_were_read_are_given_back(tmp_path):
+    """Resident pages of mapped files, as the system counts them; what was read stays valid."""
+    value = np.random.default_rng(0).normal(size=(2048, 1024)).astype(np.float32)
+    checkpoint = open_checkpoint(folder(tmp_path / "m", {"w": value}))
+    tensor = checkpoint.read("w")
+    np.testing.assert_array_equal(tensor, value)
+    held = resident_file_bytes()
+    checkpoint.release()
+    assert held - resident_file_bytes() > 0.9 * value.nbytes
+    np.testing.assert_array_equal(tensor, value)
+
+
+def resident_file_bytes():
+    status = Path("/proc/self/status")
+    if not status.exists():
+        pytest.skip("the system does not say what memory a process holds")
+    [line] = [line for line in status.read_text().splitlines() if line.startswith("RssFile")]
+    return int(line.split()[1]) * 1024

@@ -10,9 +10,9 @@ import numpy as np
 
 from checkpoints import AffineTensor
 from pallas_kernels.affine_linear import AffineWeights, PackedAffine, packing_problem
-from pallas_kernels.affine_linear.packing import pack_codes, room_for_words, with_words
+from pallas_kernels.affine_linear.packing import pack_codes, with_words, words_shape
 from turbojax.models.packing import narrowed, regrouped
-from turbojax.models.placing import fill, pick, places
+from turbojax.models.placing import fill, pick, places, room
 from turbojax.models.spec import GroupedAffine, LinearSpec
 
 
@@ -33,17 +33,17 @@ class AffineStack:
         storage, N, K = spec.storage, spec.out_dim, spec.in_dim
         assert isinstance(storage, GroupedAffine)
         grouped = (num_layers, N, -(-K // storage.group_size))
-        self._scale = np.empty(grouped, np.float32)
-        self._offset = np.empty(grouped, np.float32) if storage.has_offset else None
-        self._perm = np.empty((num_layers, K), np.int32) if storage.has_perm else None
+        self._scale = room(grouped, np.float32)
+        self._offset = room(grouped, np.float32) if storage.has_offset else None
+        self._perm = room((num_layers, K), np.int32) if storage.has_perm else None
         self._storage = storage
         abstract: Any = jax.ShapeDtypeStruct((num_layers, N, K), np.uint8)
         weights = regrouped(self._weights(abstract))
         self._codes = self._words = None
         if pack and packing_problem(weights) is None:
-            self._words = room_for_words(weights)
+            self._words = room(words_shape(weights), np.uint16)
         else:
-            self._codes = np.empty(abstract.shape, np.uint8)
+            self._codes = room(abstract.shape, np.uint8)
         self._abstract_codes = abstract
 
     def _weights(self, codes: Any) -> AffineWeights:

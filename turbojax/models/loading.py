@@ -19,7 +19,7 @@ from turbojax.core.weights import LayerWeights, Linear, Weights
 from turbojax.models.affine_stack import AffineStack
 from turbojax.models.families import Architecture, Source
 from turbojax.models.packing import pack_weights
-from turbojax.models.placing import fill, pick
+from turbojax.models.placing import fill, pick, room
 from turbojax.models.planning import bias_of, blocks_of_rows
 from turbojax.models.spec import EightBit, GroupedAffine, LinearSpec, ModelSpec, SegmentSpec
 
@@ -60,12 +60,13 @@ class Reader:
         """Calls read(place in the stack, layer), which says how many bytes it wrote; numpy frees the interpreter."""
         for num_bytes in self.pool.map(read, range(len(layers)), layers):
             self.progress(num_bytes)
+        self.checkpoint.release()
 
     def stack(self, layers: Sequence[int], parts_of: Callable[[int], list[np.ndarray]], num_runs: int = 1) -> jax.Array:
         """[L, N, ...] from the parts of each layer, joined by `fill`."""
         first = parts_of(layers[0])
         num_rows = sum(len(part) for part in first)
-        out = np.empty((len(layers), num_rows, *first[0].shape[1:]), first[0].dtype)
+        out = room((len(layers), num_rows, *first[0].shape[1:]), first[0].dtype)
 
         def read(i: int, layer: int) -> int:
             fill(out[i], parts_of(layer) if i else first, num_runs)

@@ -1,13 +1,24 @@
-"""Rows of a linear's parts, put where the fused linear has them."""
+"""Room for stacks of arrays, and rows of a linear's parts put where the fused linear has them."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
+from numpy.typing import DTypeLike
 
+ALIGNMENT = 64  # bytes
 STRIP = 64  # bytes of a cache line: a transposed array is written line by line
+
+
+def room(shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
+    """Zeros at an address that JAX on a CPU takes over; any other array it copies, and a copy of a stack is 1 GB."""
+    num_bytes = math.prod(shape) * np.dtype(dtype).itemsize
+    raw = np.zeros(num_bytes + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start : start + num_bytes].view(dtype).reshape(shape)
 
 
 def fill(out: np.ndarray, parts: Sequence[np.ndarray], num_runs: int) -> None:
