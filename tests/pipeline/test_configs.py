@@ -1,5 +1,8 @@
 """What users set: bad fields are named; the model's own values stand in for those not given."""
 
+from dataclasses import fields
+from pathlib import Path
+
 import pytest
 
 from turbojax.configs import EngineConfig, GenerationConfig
@@ -93,6 +96,11 @@ def test_a_kv_policy_excludes_the_other_fields_and_covers_every_layer():
 def test_what_must_end_an_answer_cannot_be_forbidden(fields, field):
     with pytest.raises(ConfigError, match=rf"{field} is "):
         GenerationConfig(**fields)
+
+
+def test_every_field_of_a_request_is_documented():
+    text = (Path(__file__).parents[2] / "docs" / "generation.md").read_text()
+    assert not [field.name for field in fields(GenerationConfig) if f"`{field.name}`" not in text]
 
 
 QWEN = {"do_sample": True, "temperature": 0.7, "top_p": 0.8, "top_k": 20, "eos_token_id": [1, 2], "min_p": None}
