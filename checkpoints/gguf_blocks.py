@@ -2,6 +2,7 @@
 
 Layouts of 32 values: Q4_0 = f16 d, 16 bytes; Q4_1 = f16 d, f16 m, 16 bytes; Q8_0 = f16 d, 32 int8. Byte j
 of 16 holds value j in its low nibble, value j + 16 in its high one. Q4_K: 256 values in 8 groups of 32.
+Q5_0, Q5_1 and Q5_K are the same with a fifth bit of each value apart, and are kept in codes of 8 bits.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ _AFFINE = {
     Kind.Q4_1: AffineFormat(4, GROUP_LEN, has_offset=True),
     Kind.Q8_0: AffineFormat(8, GROUP_LEN, has_offset=False),
     Kind.Q4_K: AffineFormat(4, GROUP_LEN, has_offset=True),
+    Kind.Q5_0: AffineFormat(8, GROUP_LEN, has_offset=True),
+    Kind.Q5_1: AffineFormat(8, GROUP_LEN, has_offset=True),
+    Kind.Q5_K: AffineFormat(8, GROUP_LEN, has_offset=True),
 }
 
 
@@ -35,6 +39,11 @@ def format_of(kind: Kind, num_dims: int) -> TensorFormat:
     if num_dims == 2 and kind in _AFFINE:
         return _AFFINE[kind]
     return DenseFormat(_DENSE[kind].name if kind in _DENSE else "float32")
+
+
+def is_dequantised(kind: Kind, num_dims: int) -> bool:
+    """Whether a tensor's codes become floats because they have no canonical form: groups of 16, or values by table."""
+    return num_dims == 2 and kind not in _DENSE and kind not in _AFFINE
 
 
 def can_decode(kind: Kind) -> bool:
@@ -57,20 +66,14 @@ def decode(raw: np.ndarray, kind: Kind) -> np.ndarray | AffineTensor:
         kind: the file's encoding.
 
     Returns:
-        Dense [..., K], or for matrices of Q4_0, Q4_1, Q8_0 and Q4_K an AffineTensor of K x N.
+        Dense [..., K], or for matrices of the kinds in `_AFFINE` an AffineTensor of K x N.
     """
     if kind in _DENSE:
         return np.ascontiguousarray(raw).view(_DENSE[kind])
     if raw.ndim != 2 or kind not in _AFFINE:
         return gguf.dequantize(raw, kind)
     blocks = raw.reshape(raw.shape[0], -1, gguf.GGML_QUANT_SIZES[kind][1])
-    if kind == Kind.Q8_0:
-        return _affine(_codes8(blocks[..., 2:]), _f16(blocks, 0), None, 8)
-    if kind == Kind.Q4_0:
-        return _affine(_codes4(blocks[..., 2:]), _f16(blocks, 0), None, 4)
-    if kind == Kind.Q4_1:
-        return _affine(_codes4(blocks[..., 4:]), _f16(blocks, 0), _f16(blocks, 2), 4)
-    return _decode_q4_k(blocks)
+    return _READERS[kind](blocks)
 
 
 def _affine(codes: np.ndarray, scale: np.ndarray, offset: np.ndarray | None, bits: int) -> AffineTensor:
@@ -97,16 +100,68 @@ def _codes4(packed: np.ndarray) -> np.ndarray:
     return codes.reshape(num_rows, -1)
 
 
-def _decode_q4_k(blocks: np.ndarray) -> AffineTensor:
-    """f16 d, f16 dmin, 12 bytes of eight 6-bit (sc, m), 128 bytes: value = d sc q - dmin m.
+def _fifth_bits(packed: np.ndarray) -> np.ndarray:
+    """Bits [N, B, 4], value j at bit j -> uint8 [N, 32 B] of 0 or 16."""
+    return np.unpackbits(packed, axis=-1, bitorder="little").reshape(packed.shape[0], -1) << np.uint8(4)
 
-    32 bytes hold two groups, the first in their low nibbles. The products are exact in float32.
-    """
+
+def _q4_0(blocks: np.ndarray) -> AffineTensor:
+    return _affine(_codes4(blocks[..., 2:]), _f16(blocks, 0), None, 4)
+
+
+def _q4_1(blocks: np.ndarray) -> AffineTensor:
+    return _affine(_codes4(blocks[..., 4:]), _f16(blocks, 0), _f16(blocks, 2), 4)
+
+
+def _q8_0(blocks: np.ndarray) -> AffineTensor:
+    return _affine(_codes8(blocks[..., 2:]), _f16(blocks, 0), None, 8)
+
+
+def _q5_0(blocks: np.ndarray) -> AffineTensor:
+    """f16 d, 4 bytes of fifth bits, 16 bytes: d (q - 16), whose offset float16 holds too: a change of the exponent."""
+    scale = _f16(blocks, 0).astype(np.float32)
+    return _affine(_codes4(blocks[..., 6:]) | _fifth_bits(blocks[..., 2:6]), scale, -16 * scale, 8)
+
+
+def _q5_1(blocks: np.ndarray) -> AffineTensor:
+    """f16 d, f16 m, 4 bytes of fifth bits, 16 bytes: d q + m."""
+    return _affine(_codes4(blocks[..., 8:]) | _fifth_bits(blocks[..., 4:8]), _f16(blocks, 0), _f16(blocks, 2), 8)
+
+
+def _q4_k(blocks: np.ndarray) -> AffineTensor:
+    """`_k_params`, then 128 bytes, of which 32 hold two groups: the first in their low nibbles."""
+    quarters = blocks[..., 16:].reshape(blocks.shape[0], -1, 32)
+    return _affine(_codes4(quarters), *_k_params(blocks), 4)
+
+
+def _q5_k(blocks: np.ndarray) -> AffineTensor:
+    """As Q4_K with 32 bytes before the nibbles: bit g of byte j is the fifth bit of value j of group g."""
     num_rows, num_blocks, _ = blocks.shape
+    nibbles = _codes4(blocks[..., 48:].reshape(num_rows, num_blocks * 4, 32))
+    groups = np.arange(8, dtype=np.uint8)[:, None]
+    fifth = (blocks[..., None, 16:48] >> groups & np.uint8(1)) << np.uint8(4)  # [N, B, group, value]
+    return _affine(nibbles | fifth.reshape(num_rows, -1), *_k_params(blocks), 8)
+
+
+def _k_params(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """f16 d, f16 dmin, 12 bytes of eight 6-bit (sc, m): scale d sc and offset -dmin m of groups of 32.
+
+    The products are exact in float32.
+    """
+    num_rows = blocks.shape[0]
     low, high, mixed = (blocks[..., at : at + 4] for at in (4, 8, 12))
     sc = np.concatenate([low & 0x3F, (mixed & 0x0F) | ((low >> 2) & 0x30)], axis=-1)
     m = np.concatenate([high & 0x3F, (mixed >> 4) | ((high >> 2) & 0x30)], axis=-1)
     d, dmin = (_f16(blocks, at).astype(np.float32)[..., None] for at in (0, 2))
-    quarters = blocks[..., 16:].reshape(num_rows, num_blocks * 4, 32)
-    scale, offset = (d * sc).reshape(num_rows, -1), (-dmin * m).reshape(num_rows, -1)
-    return _affine(_codes4(quarters), scale, offset, 4)
+    return (d * sc).reshape(num_rows, -1), (-dmin * m).reshape(num_rows, -1)
+
+
+_READERS = {
+    Kind.Q4_0: _q4_0,
+    Kind.Q4_1: _q4_1,
+    Kind.Q8_0: _q8_0,
+    Kind.Q4_K: _q4_k,
+    Kind.Q5_0: _q5_0,
+    Kind.Q5_1: _q5_1,
+    Kind.Q5_K: _q5_k,
+}

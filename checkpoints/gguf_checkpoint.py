@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,11 +12,13 @@ import numpy as np
 
 from checkpoints.affine import AffineTensor
 from checkpoints.errors import CorruptFileError, UnsupportedFormatError
-from checkpoints.gguf_blocks import can_decode, decode, format_of
+from checkpoints.gguf_blocks import can_decode, decode, format_of, is_dequantised
 from checkpoints.gguf_config import Metadata, generation_config, hf_config
 from checkpoints.gguf_file import GgufFile, GgufTensor
 from checkpoints.gguf_names import hf_name, is_norm_plus_one, is_rotary_interleaved, is_table
 from checkpoints.tensors import Checkpoint, LogicalTensor, TensorInfo
+
+log = logging.getLogger(__name__)
 
 
 def open_gguf(path: Path) -> Checkpoint:
@@ -23,7 +27,13 @@ def open_gguf(path: Path) -> Checkpoint:
     meta = Metadata(file)
     config = hf_config(meta)
     tensors = [_logical(meta, config, t) for name, t in file.tensors.items() if not is_table(name)]
+    _say_dequantised(path, [t.kind.name for t in file.tensors.values() if is_dequantised(t.kind, len(t.shape))])
     return Checkpoint(path, config, generation_config(file), tensors, [file.file_bytes])
+
+
+def _say_dequantised(path: Path, kinds: list[str]) -> None:
+    for kind, count in sorted(Counter(kinds).items()):
+        log.warning("%s: %d tensors of %s become dense: no kernel takes their codes", path, count, kind)
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,12 @@ from turbojax.models.rope_config import rope_from_config
 
 KINDS = gguf.GGMLQuantizationType
 HEADS, KV_HEADS, D = 4, 2, 512
-KEEPS_CODES = {KINDS.Q4_0: (4, False), KINDS.Q4_1: (4, True), KINDS.Q8_0: (8, False), KINDS.Q4_K: (4, True)}
-DENSE = [KINDS.F32, KINDS.F16, KINDS.BF16, KINDS.Q5_K, KINDS.Q6_K, KINDS.Q3_K, KINDS.Q2_K, KINDS.Q5_0]
+KEEPS_CODES = {  # bits, and whether there is an offset
+    KINDS.Q4_0: (4, False), KINDS.Q4_1: (4, True), KINDS.Q8_0: (8, False), KINDS.Q4_K: (4, True),
+    KINDS.Q5_0: (8, True), KINDS.Q5_1: (8, True), KINDS.Q5_K: (8, True),
+}  # fmt: skip
+DENSE = [KINDS.F32, KINDS.F16, KINDS.BF16]
+DEQUANTISED = [KINDS.Q6_K, KINDS.Q3_K, KINDS.Q2_K, KINDS.IQ4_NL, KINDS.IQ4_XS]
 
 
 def blocks(kind, shape, rng):
@@ -31,6 +35,8 @@ def blocks(kind, shape, rng):
             KINDS.Q6_K: (209,),
             KINDS.Q3_K: (109,),
             KINDS.Q2_K: (81, 83),
+            KINDS.IQ4_NL: (1,),
+            KINDS.IQ4_XS: (1,),
         }[kind]:
             words[:, at] &= 0xBF
         return data
@@ -57,10 +63,11 @@ def write(path, tensors, architecture="llama", extra=()):
     return path
 
 
-@pytest.mark.parametrize("kind", [*KEEPS_CODES, *DENSE], ids=lambda k: k.name)
-def test_values_equal_the_packages_dequantiser(tmp_path, kind):
+@pytest.mark.parametrize("kind", [*KEEPS_CODES, *DENSE, *DEQUANTISED], ids=lambda k: k.name)
+def test_values_equal_the_packages_dequantiser(tmp_path, kind, caplog):
     data = blocks(kind, (96, D), np.random.default_rng(0))
     checkpoint = open_checkpoint(write(tmp_path / "m.gguf", {"blk.0.ffn_up.weight": (data, kind)}))
+    assert (f"1 tensors of {kind.name} become dense" in caplog.text) == (kind in DEQUANTISED)
     name = "model.layers.0.mlp.up_proj.weight"
     assert checkpoint.tensors[name].shape == (96, D)
     value, want = checkpoint.read(name), gguf.quants.dequantize(data, kind)
