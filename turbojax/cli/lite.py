@@ -1,8 +1,13 @@
-"""`turbojax lite`: the group of commands that make, measure and check quantised checkpoints."""
+"""`turbojax lite`: the commands that make quantised checkpoints."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Annotated, Any
+
 import typer
+
+from turbojax.cli import lite_options as options
 
 lite = typer.Typer(
     name="lite",
@@ -12,6 +17,116 @@ lite = typer.Typer(
 )
 
 
-@lite.callback()
-def _group() -> None:
-    """Keeps the group a group while it has a single command."""
+@lite.command("auto_awq")
+def auto_awq(
+    model: options.Model = None,
+    work_dir: options.WorkDir = Path("work_dir"),
+    w_bits: options.Bits = 4,
+    w_group_size: options.GroupSize = 128,
+    w_sym: options.Symmetric = False,
+    search_scale: Annotated[
+        bool, typer.Option("--search-scale/--no-search-scale", help="Look for scales of the input channels.")
+    ] = True,
+    search_clip: Annotated[
+        bool, typer.Option("--search-clip/--no-search-clip", help="Look for the range that each group keeps.")
+    ] = True,
+    format: options.Format = "awq",
+    calib_dataset: options.CalibDataset = "builtin",
+    calib_data: options.CalibData = None,
+    calib_samples: options.CalibSamples = 32,
+    calib_seqlen: options.CalibSeqlen = 512,
+    batch_size: options.BatchSize = 4,
+) -> None:
+    """Quantise with AWQ: scales of the input channels by their activations, then clipped ranges."""
+    from turbojax.lite.methods import Awq
+
+    method = Awq(options.grid(w_bits, w_group_size, w_sym, format), search_scale, search_clip)
+    calibration = options.calibration(calib_dataset, calib_data, calib_samples, calib_seqlen, batch_size)
+    options.run(model, work_dir, format, method, calibration)
+
+
+@lite.command("auto_gptq")
+def auto_gptq(
+    model: options.Model = None,
+    work_dir: options.WorkDir = Path("work_dir"),
+    w_bits: options.Bits = 4,
+    w_group_size: options.GroupSize = 128,
+    w_sym: options.Symmetric = False,
+    act_order: Annotated[
+        bool, typer.Option("--act-order/--no-act-order", help="Round the inputs with the largest power first.")
+    ] = False,
+    static_groups: Annotated[
+        bool, typer.Option("--static-groups/--no-static-groups", help="Groups stay runs of neighbouring inputs.")
+    ] = False,
+    damping: Annotated[float, typer.Option(help="Share of the mean power that is added to each input's.")] = 0.01,
+    format: options.Format = "gptq",
+    calib_dataset: options.CalibDataset = "builtin",
+    calib_data: options.CalibData = None,
+    calib_samples: options.CalibSamples = 32,
+    calib_seqlen: options.CalibSeqlen = 512,
+    batch_size: options.BatchSize = 4,
+) -> None:
+    """Quantise with GPTQ: weights that are not rounded yet make up for the errors of those that are."""
+    from turbojax.lite.gptq import GptqOptions
+    from turbojax.lite.methods import Gptq
+
+    method = Gptq(options.grid(w_bits, w_group_size, w_sym, format), GptqOptions(act_order, static_groups, damping))
+    calibration = options.calibration(calib_dataset, calib_data, calib_samples, calib_seqlen, batch_size)
+    options.run(model, work_dir, format, method, calibration)
+
+
+@lite.command("rtn")
+def rtn(
+    model: options.Model = None,
+    work_dir: options.WorkDir = Path("work_dir"),
+    w_bits: options.Bits = 4,
+    w_group_size: options.GroupSize = 128,
+    w_sym: options.Symmetric = False,
+    float_offset: Annotated[
+        bool, typer.Option("--float-offset/--no-float-offset", help="Offsets are any numbers; needs --format native.")
+    ] = False,
+    format: options.Format = "compressed-tensors",
+) -> None:
+    """Quantise by rounding to nearest; needs no calibration."""
+    from turbojax.lite.methods import Rtn
+
+    method = Rtn(options.grid(w_bits, w_group_size, w_sym, format, float_offset=float_offset))
+    options.run(model, work_dir, format, method)
+
+
+@lite.command("smooth_quant")
+def smooth_quant(
+    model: options.Model = None,
+    work_dir: options.WorkDir = Path("work_dir"),
+    quant_dtype: Annotated[str, typer.Option(help="int8 or fp8.")] = "int8",
+    format: options.Format = "compressed-tensors",
+    calib_dataset: options.CalibDataset = "builtin",
+    calib_data: options.CalibData = None,
+    calib_samples: options.CalibSamples = 32,
+    calib_seqlen: options.CalibSeqlen = 512,
+    batch_size: options.BatchSize = 4,
+) -> None:
+    """Quantise weights and activations to 8 bits, with factors that share what is hard to round between the two."""
+    from turbojax.lite.methods import SmoothQuant
+
+    dtype: Any = "float8_e4m3fn" if quant_dtype == "fp8" else quant_dtype
+    calibration = options.calibration(calib_dataset, calib_data, calib_samples, calib_seqlen, batch_size)
+    options.run(model, work_dir, format, SmoothQuant(dtype), calibration)
+
+
+@lite.command("fp8")
+def fp8(
+    model: options.Model = None,
+    work_dir: options.WorkDir = Path("work_dir"),
+    blocks: Annotated[
+        bool, typer.Option("--blocks/--no-blocks", help="A scale for 128 x 128 weights instead of for each output.")
+    ] = False,
+    format: Annotated[
+        str | None,
+        typer.Option(help="compressed-tensors (the default), smooth_quant or native; with --blocks fp8 or native."),
+    ] = None,
+) -> None:
+    """Quantise weights and activations to e4m3; needs no calibration."""
+    from turbojax.lite.methods import Fp8
+
+    options.run(model, work_dir, format or ("fp8" if blocks else "compressed-tensors"), Fp8(blocks))

@@ -1,0 +1,49 @@
+"""What calibration keeps of a linear's input: enough to score every rounding of its weights without running it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True, eq=False)
+class InputStats:
+    """Of the inputs x [T, K] that the linears of one group read.
+
+    With the Gram matrix, the squared error that weights w + e instead of w [N, K] make over all tokens is
+    trace(e @ gram @ e.T): no token has to be kept for it.
+
+    Attributes:
+        gram: float32 [K, K], the sum of x[t].T x[t] over tokens, divided by their number.
+        mean_abs: float32 [K], the mean of |x[t]|.
+        max_abs: float32 [K], the largest |x[t]|.
+        rows: float32 [R, K], some of the tokens, for what depends on single values (activations of eight bits).
+    """
+
+    gram: np.ndarray
+    mean_abs: np.ndarray
+    max_abs: np.ndarray
+    rows: np.ndarray
+
+    def scaled(self, scale: np.ndarray) -> InputStats:
+        """Of the inputs x / scale."""
+        one = scale.astype(np.float32)
+        return InputStats(
+            self.gram / one[:, None] / one[None], self.mean_abs / one, self.max_abs / one, self.rows / one[None]
+        )
+
+
+def output_error(error: np.ndarray, gram: np.ndarray) -> float:
+    """Mean over tokens of the squared error of all outputs, for an error [N, K] of the weights."""
+    return float(np.sum((error @ gram) * error, dtype=np.float64))
+
+
+def relative_error(w: np.ndarray, got: np.ndarray, gram: np.ndarray | None) -> float:
+    """Root of the error's share of the output's power; of the weights' own power where there is no calibration."""
+    error = got - w
+    if gram is None:
+        wrong, right = float(np.sum(error**2, dtype=np.float64)), float(np.sum(w**2, dtype=np.float64))
+    else:
+        wrong, right = output_error(error, gram), output_error(w, gram)
+    return (max(wrong, 0.0) / right) ** 0.5 if right > 0 else 0.0
