@@ -25,6 +25,7 @@ def test_defaults_are_those_of_the_configs(run, pipes):
 def test_options_reach_the_configs(run, pipes):
     args = "--max-new-tokens 2 --temperature 0.5 --top-p 0.9 --top-k 7 --min-p 0.1 --seed 3 --raw -m some/model"
     engine = "--dtype float32 --session-len 99 --max-batch-size 5 --quant-policy 8 --cache-max-entry-count 300"
+    engine += " --model-format awq"
     result = run("generate", "a b c", *args.split(), *engine.split())
     assert result.stdout == "A B\n"
     _, gen, do_preprocess = pipes[0].calls[0]
@@ -35,6 +36,7 @@ def test_options_reach_the_configs(run, pipes):
     assert gen.do_sample
     config = pipes[0].config
     assert pipes[0].model == "some/model"
+    assert config.model_format == "awq"
     assert (config.dtype, config.session_len, config.max_batch_size, config.quant_policy) == ("float32", 99, 5, 8)
     assert config.cache_max_entry_count == 300
     assert isinstance(config.cache_max_entry_count, int)

@@ -35,6 +35,7 @@ def chat(
     regex: options.Regex = None,
     choice: options.Choice = None,
     dtype: options.Dtype = None,
+    model_format: options.ModelFormat = None,
     session_len: options.SessionLen = None,
     quant_policy: options.QuantPolicy = None,
     cache_max_entry_count: options.CacheMaxEntryCount = None,
@@ -47,6 +48,7 @@ def chat(
     )  # fmt: skip
     config = options.engine_config(
         dtype=dtype,
+        model_format=model_format,
         session_len=session_len,
         max_batch_size=1,
         quant_policy=quant_policy,

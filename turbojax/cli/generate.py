@@ -37,6 +37,7 @@ def generate(
     regex: options.Regex = None,
     choice: options.Choice = None,
     dtype: options.Dtype = None,
+    model_format: options.ModelFormat = None,
     session_len: options.SessionLen = None,
     max_batch_size: options.MaxBatchSize = None,
     quant_policy: options.QuantPolicy = None,
@@ -62,6 +63,7 @@ def generate(
     )  # fmt: skip
     config = options.engine_config(
         dtype=dtype,
+        model_format=model_format,
         session_len=session_len,
         max_batch_size=max_batch_size,
         quant_policy=quant_policy,

@@ -75,6 +75,10 @@ Seed = Annotated[int | None, typer.Option(rich_help_panel=_GENERATION, help="Mak
 Dtype = Annotated[
     str | None, typer.Option(rich_help_panel=_ENGINE, help="auto, bfloat16, float16 or float32.", show_default=False)
 ]
+ModelFormat = Annotated[
+    str | None,
+    typer.Option(rich_help_panel=_ENGINE, help="hf, awq, gptq, ...: what the checkpoint must be.", show_default=False),
+]
 SessionLen = Annotated[
     int | None, typer.Option(rich_help_panel=_ENGINE, help="Most tokens of a sequence, the prompt included.")
 ]
