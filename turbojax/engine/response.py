@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +17,7 @@ LogprobOf = dict[int, float]
 """By token id."""
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)  # not frozen, which would make it three times as slow to make: each streamed token does
 class Response:
     """What came of a prompt; in a stream, what came since the piece before.
 
@@ -59,51 +60,51 @@ class Response:
 
 
 class Answer:
-    """Collects what comes of a request until it is handed on."""
+    """Collects what comes of a request until it is handed on; tokens and text alone take a short way."""
 
     def __init__(self, prompt_ids: Sequence[int] | np.ndarray, index: int, sample_index: int) -> None:
         self._prompt_ids, self._index, self._sample_index = prompt_ids, index, sample_index
-        self._num_tokens = self._num_cached_tokens = 0
-        self._clear()
-
-    def _clear(self) -> None:
+        self._num_prompt_tokens, self._num_tokens = len(prompt_ids), 0
         self.token_ids: list[int] = []
-        self._texts: list[str] = []
+        self._text = ""
         self._outputs: list[RowOutputs] = []
         self._prompt_outputs: list[RowOutputs] = []
 
-    def add(self, progress: Progress, num_tokens: int) -> None:
-        """Takes in progress, the first `num_tokens` of its tokens."""
-        self.token_ids += progress.token_ids[:num_tokens]
-        self._num_tokens += min(num_tokens, len(progress.token_ids))
-        self._num_cached_tokens = max(self._num_cached_tokens, progress.num_cached_tokens)
+    def add(self, progress: Progress, num_tokens: int, text: str = "") -> None:
+        """Takes in progress, the first `num_tokens` of its tokens, and their text."""
+        token_ids = progress.token_ids
+        self.token_ids += token_ids if num_tokens == len(token_ids) else token_ids[:num_tokens]
+        self._text += text
         if progress.outputs is not None:
             self._outputs.append(cut(progress.outputs, 0, num_tokens))
         if progress.prompt_outputs is not None:
             self._prompt_outputs.append(progress.prompt_outputs)
 
-    def say(self, text: str) -> None:
-        self._texts.append(text)
-
-    def hand_on(self, finish_reason: str | None, error: str | None) -> Response:
+    def hand_on(self, finish_reason: str | None, error: str | None, num_cached_tokens: int) -> Response:
         """All that has come since the last time."""
-        rows, parts = logprob_rows(self._outputs), [*self._prompt_outputs, *self._outputs]
-        tokens = self.token_ids
-        response = Response(
-            "".join(self._texts), tokens, finish_reason, len(self._prompt_ids), self._num_tokens, error,
-            self._index, self._sample_index, self._num_cached_tokens,
-            logprobs=None if rows is None else list(map(raw_logprobs, tokens, rows)),
-            processed_logprobs=None if rows is None else list(map(processed_logprobs, tokens, rows)),
-            prompt_logprobs=self._prompt_logprobs(),
-            logits=stacked(part.logits for part in parts),
-            last_hidden_state=stacked(part.hidden for part in parts),
+        tokens, text = self.token_ids, self._text
+        self.token_ids, self._text = [], ""
+        self._num_tokens += len(tokens)
+        wanted = self._wanted(tokens) if self._outputs or self._prompt_outputs else {}
+        return Response(
+            text, tokens, finish_reason, self._num_prompt_tokens, self._num_tokens, error,
+            self._index, self._sample_index, num_cached_tokens, **wanted,
         )  # fmt: skip
-        self._clear()
-        return response
 
-    def _prompt_logprobs(self) -> list[LogprobOf | None] | None:
-        rows = logprob_rows(self._prompt_outputs)
-        return None if rows is None else [None, *map(raw_logprobs, self._prompt_ids[1:], rows)]
+    def _wanted(self, tokens: list[int]) -> dict[str, Any]:
+        """The fields of what was wanted beside tokens."""
+        rows, prompt_rows = logprob_rows(self._outputs), logprob_rows(self._prompt_outputs)
+        parts = [*self._prompt_outputs, *self._outputs]
+        self._outputs, self._prompt_outputs = [], []
+        return {
+            "logprobs": None if rows is None else list(map(raw_logprobs, tokens, rows)),
+            "processed_logprobs": None if rows is None else list(map(processed_logprobs, tokens, rows)),
+            "prompt_logprobs": None
+            if prompt_rows is None
+            else [None, *map(raw_logprobs, self._prompt_ids[1:], prompt_rows)],
+            "logits": stacked(part.logits for part in parts),
+            "last_hidden_state": stacked(part.hidden for part in parts),
+        }
 
 
 def logprob_rows(parts: Sequence[RowOutputs]) -> list[TokenLogprobs] | None:

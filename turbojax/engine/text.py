@@ -36,6 +36,7 @@ class TextReader:
         self._detokenizer = None if decode is None else Detokenizer(decode)
         self._stop_words = StopWords(rules.words) if rules.words else None
         self._ngrams = NgramStop(rules.ngram_size, rules.ngram_threshold) if rules.ngram_size else None
+        self._watches = self._stop_words is not None or self._ngrams is not None
         self._num_tokens = 0
 
     def read(self, token_ids: Sequence[int], *, is_last: bool) -> Piece:
@@ -43,9 +44,9 @@ class TextReader:
         text = ""
         for i, token in enumerate(token_ids, start=1):
             text += self._push(token)
-            if self._found_word:
+            if self._watches and self._found_word:
                 return Piece(text + self._stop_text(token), i, True)
-            if self._repeats(token):
+            if self._watches and self._repeats(token):
                 return Piece(text + self._flush(), i, True)
         if not is_last:
             return Piece(text, len(token_ids), False)
@@ -117,14 +118,14 @@ class TextSink:
         try:
             piece = self._read(progress, is_last)
         except Exception as error:  # a decoder's failure ends this request, not the engine's thread
-            self._send("error", f"{type(error).__name__}: {error}")
+            self._send("error", f"{type(error).__name__}: {error}", progress.num_cached_tokens)
             return True
-        self._answer.add(progress, piece.num_tokens)
-        self._answer.say(piece.text)
+        self._answer.add(progress, piece.num_tokens, piece.text)
         reason = "stop" if piece.is_end else progress.finish_reason
         if self._whole and reason is None:
             return False
-        heard = self._send(reason, None if progress.error is None else str(progress.error))
+        error = None if progress.error is None else str(progress.error)
+        heard = self._send(reason, error, progress.num_cached_tokens)
         return piece.is_end or not heard
 
     def _read(self, progress: Progress, is_last: bool) -> Piece:
@@ -138,10 +139,10 @@ class TextSink:
             text += self._decode_stop(ids[-1:])
         return Piece(text, len(progress.token_ids), False)
 
-    def _send(self, reason: str | None, error: str | None) -> bool:
+    def _send(self, reason: str | None, error: str | None, num_cached_tokens: int) -> bool:
         """Whether the piece was taken: a listener that is gone (a closed event loop) must not take the engine along."""
         try:
-            self._deliver(self._answer.hand_on(reason, error))
+            self._deliver(self._answer.hand_on(reason, error, num_cached_tokens))
         except Exception as gone:
             log.warning("prompt %d ends, its listener is gone: %s: %s", self._index, type(gone).__name__, gone)
             return False
