@@ -124,8 +124,8 @@ class TextSink:
         reason = "stop" if piece.is_end else progress.finish_reason
         if self._whole and reason is None:
             return False
-        error = None if progress.error is None else str(progress.error)
-        heard = self._send(reason, error, progress.num_cached_tokens)
+        failure = None if progress.error is None else str(progress.error)
+        heard = self._send(reason, failure, progress.num_cached_tokens)
         return piece.is_end or not heard
 
     def _read(self, progress: Progress, is_last: bool) -> Piece:
