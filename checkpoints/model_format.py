@@ -20,13 +20,15 @@ def resolve(config_file: Path, quantization: dict[str, Any] | None, model_format
     Args:
         config_file: named in errors.
         quantization: what the checkpoint says.
-        model_format: what the user says, one of MODEL_FORMATS; None leaves it to the checkpoint. Of a folder that
-            says nothing it is taken at its word.
+        model_format: what the user says, one of MODEL_FORMATS; None leaves it to the checkpoint. Where
+            that does not say it, the user's word counts.
 
     Raises:
         UnsupportedFormatError: the method is unknown.
         ConfigError: the two contradict each other.
     """
+    if quantization is not None and model_format and "quant_method" not in quantization:
+        quantization = quantization | {"quant_method": model_format}
     found = UNQUANTISED if quantization is None else str(quantization.get("quant_method", "unnamed")).lower()
     if found not in MODEL_FORMATS:
         hint = f"supported: unquantised safetensors, GGUF, {', '.join(_METHODS)}"

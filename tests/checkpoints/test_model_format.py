@@ -42,6 +42,13 @@ def test_a_folder_that_says_nothing_is_what_the_user_says(tmp_path, model_format
     np.testing.assert_array_equal(checkpoint.read("a.weight").dequantize(), want)
 
 
+def test_a_config_without_a_method_is_what_the_user_says(tmp_path):
+    path = folder(tmp_path / "m", of("a", IN_AWQ), {"bits": 4, "group_size": 32})
+    assert open_checkpoint(path, "awq").tensors["a.weight"].format.group_size == 32
+    with pytest.raises(UnsupportedFormatError, match="'unnamed'"):
+        open_checkpoint(path)
+
+
 def test_a_dense_folder_is_not_awq(tmp_path):
     with pytest.raises(UnsupportedFormatError, match=r"no tensor's name ends with \.qweight"):
         open_checkpoint(folder(tmp_path / "m", DENSE), "awq")
