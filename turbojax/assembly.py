@@ -38,6 +38,8 @@ from turbojax.runner import JaxRunner
 
 # Short prompts on a CPU should not pay for rows of padding; on a GPU 128 rows take as long as fewer.
 MIN_PREFILL_TOKENS, MIN_PREFILL_TOKENS_ON_GPU = 32, 128
+# Rows of the one program of `batch_invariant`: a decode step pays for all of them, a prompt for a pass each so many.
+TILE_ROWS, TILE_ROWS_ON_GPU = 8, 64
 
 log = logging.getLogger(__name__)
 
@@ -116,21 +118,13 @@ def limits_of(config: EngineConfig, spec: ModelSpec) -> tuple[SchedulerConfig, B
     max_batch_size = config.max_batch_size or (256 if on_gpu else 64)
     max_prefill_tokens = config.max_prefill_token_num or max(8192 if on_gpu else 2048, page_len)
     session_len = min(config.session_len or spec.max_len, spec.max_len)
-    buckets = Buckets.of(
-        max_batch_size=max_batch_size,
-        max_prefill_tokens=max_prefill_tokens,
-        num_decode_steps=config.num_decode_steps,
-        min_prefill_tokens=MIN_PREFILL_TOKENS_ON_GPU if on_gpu else MIN_PREFILL_TOKENS,
-        max_len=session_len,
-        page_len=page_len,
-        **(split_sizes_on_gpu(session_len) if on_gpu else {}),
-    )
+    buckets = buckets_of(config, max_batch_size, max_prefill_tokens, session_len)
     limits = SchedulerConfig(
         num_slots=max_batch_size,
         session_len=session_len,
         max_prefill_tokens=max_prefill_tokens,
         max_chunks=buckets.max_chunks,
-        num_decode_steps=config.num_decode_steps,
+        num_decode_steps=buckets.num_decode_steps,
         max_queue_len=config.max_queue_len,
         max_multi_step_slots=max(buckets.multi_step_slots, default=0),
         max_multi_step_pages=buckets.narrow_table_len,
@@ -138,9 +132,20 @@ def limits_of(config: EngineConfig, spec: ModelSpec) -> tuple[SchedulerConfig, B
     return limits, buckets
 
 
-def split_sizes_on_gpu(session_len: int) -> dict[str, tuple[int, ...]]:
-    """Sizes of split steps where up to 16 rows cost the same, but for the attention of one long sequence."""
-    return {"split_slots": (1, 16, 64) if session_len > NARROW_LEN else (16, 64), "pick_rows": (16,)}
+def buckets_of(config: EngineConfig, max_batch_size: int, max_prefill_tokens: int, session_len: int) -> Buckets:
+    """The shapes of steps, by platform. Up to 16 rows cost a GPU the same, but for the attention of a long sequence."""
+    on_gpu, sizes = backend.on_gpu(), {"max_batch_size": max_batch_size, "max_prefill_tokens": max_prefill_tokens}
+    if config.batch_invariant:
+        return Buckets.of_tiles(**sizes, tile_rows=TILE_ROWS_ON_GPU if on_gpu else TILE_ROWS)
+    split_slots = (1, 16, 64) if session_len > NARROW_LEN else (16, 64)
+    return Buckets.of(
+        **sizes,
+        num_decode_steps=config.num_decode_steps,
+        min_prefill_tokens=MIN_PREFILL_TOKENS_ON_GPU if on_gpu else MIN_PREFILL_TOKENS,
+        max_len=session_len,
+        page_len=config.cache_block_seq_len,
+        **({"split_slots": split_slots, "pick_rows": (16,)} if on_gpu else {}),
+    )
 
 
 def state_maker(

@@ -10,7 +10,7 @@ import numpy as np
 from turbojax.buckets import PickShape, StepShape
 from turbojax.core import steps
 from turbojax.core.logits import COUNT_LIMIT, IN_PROMPT, UNUSED, RuleJoins
-from turbojax.core.split import PickBatch
+from turbojax.core.split import PickBatch, TileBatch
 from turbojax.core.state import NO_TOKEN, Copies, EngineState, Joins, Sampler
 from turbojax.engine.plan import PageCopy, SlotJoin, StepPlan
 
@@ -55,11 +55,30 @@ class Batches:
         size = shape.num_decode_slots
         if size == 0:
             return None
-        grants = np.zeros((size * self.num_groups, 4), np.int32)
+        return steps.DecodeBatch(padded(plan.decode_slots, size, self.sink), self._grants(plan, size))
+
+    def _grants(self, plan: StepPlan, num_slots: int) -> np.ndarray:
+        grants = np.zeros((num_slots * self.num_groups, 4), np.int32)
         grants[:, 0] = self.sink
         for i, grant in enumerate(plan.page_grants):
             grants[i] = grant.slot, grant.group, grant.page_index, grant.page_id
-        return steps.DecodeBatch(padded(plan.decode_slots, size, self.sink), grants)
+        return grants
+
+    def tiles(self, plan: StepPlan, shape: StepShape) -> Iterator[TileBatch]:
+        """All rows of a step in tiles, decoding slots first; one of padding where there are none."""
+        chunks, size = plan.prefill_chunks, shape.num_decode_slots
+        lens = [len(chunk.token_ids) for chunk in chunks]
+        slots = np.concatenate([plan.decode_slots, np.repeat([chunk.slot for chunk in chunks], lens)])
+        newest = np.full(len(plan.decode_slots), UNUSED)
+        tokens = np.concatenate([newest, *(chunk.token_ids for chunk in chunks)])
+        positions = np.concatenate([newest, *(c.num_history_tokens + np.arange(len(c.token_ids)) for c in chunks)])
+        grants = self._grants(plan, self.sink)
+        for first in range(0, max(1, len(slots)), size):
+            part = slice(first, first + size)
+            yield TileBatch(
+                padded(slots[part], size, self.sink), padded(tokens[part], size, UNUSED),
+                padded(positions[part], size, UNUSED), grants, np.int32(first),
+            )  # fmt: skip
 
     def prefill(self, plan: StepPlan, shape: StepShape) -> steps.PrefillBatch | None:
         if shape.num_chunks == 0:

@@ -90,6 +90,7 @@ class Buckets:
         mixed: (decode slots, prefill tokens) of such steps.
         pick_rows: sizes of sampling behind split steps.
         num_decode_steps: tokens a call, beside 1.
+        tile_rows: rows of the one program that every step runs, as often as it takes; None where steps have shapes.
     """
 
     decode_slots: tuple[int, ...]
@@ -101,6 +102,16 @@ class Buckets:
     mixed: tuple[tuple[int, int], ...]
     pick_rows: tuple[int, ...]
     num_decode_steps: int
+    tile_rows: int | None = None
+
+    @classmethod
+    def of_tiles(cls, *, max_batch_size: int, max_prefill_tokens: int, tile_rows: int) -> Buckets:
+        """One program for all rows, and one that samples, in tiles of so many rows."""
+        return cls(
+            decode_slots=(), multi_step_slots=(), narrow_table_len=None, split_decode_slots=(max_batch_size,),
+            prefill_tokens=(max_prefill_tokens,), max_chunks=min(MAX_CHUNKS, max_batch_size), mixed=(),
+            pick_rows=(tile_rows,), num_decode_steps=1, tile_rows=tile_rows,
+        )  # fmt: skip
 
     @classmethod
     def of(
@@ -144,6 +155,9 @@ class Buckets:
     @property
     def max_rows(self) -> int:
         """Most rows of a split step."""
+        if self.tile_rows is not None:
+            num_rows = self.split_decode_slots[-1] + self.prefill_tokens[-1]
+            return -(-num_rows // self.tile_rows) * self.tile_rows
         split = [shape for shape in self.all_shapes() if not shape.is_fused]
         return max(shape.num_decode_slots + shape.num_prefill_tokens for shape in split)
 
@@ -158,6 +172,8 @@ class Buckets:
             num_pages: the most of any decode slot.
             is_plain: nothing but tokens is wanted, of logits as they are.
         """
+        if self.tile_rows is not None:
+            return StepShape(self.tile_rows, is_split=True)
         if num_chunks == 0:
             is_wide = self.narrow_table_len is not None and num_pages > self.narrow_table_len
             if is_wide or not is_plain:
@@ -178,6 +194,9 @@ class Buckets:
 
     def all_shapes(self) -> Iterator[StepShape]:
         """Every shape that `shape_of` can give."""
+        if self.tile_rows is not None:
+            yield StepShape(self.tile_rows, is_split=True)
+            return
         narrow = self.narrow_table_len
         for size in self.decode_slots:
             yield StepShape(size, table_len=narrow)

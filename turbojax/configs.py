@@ -48,6 +48,9 @@ class EngineConfig:
         enable_prefix_caching: keep the pages of what was computed, prompts and generated tokens, for requests that
             begin the same, until the pool needs them.
         num_decode_steps: tokens of each sequence per call to the device while no request waits.
+        batch_invariant: what a request gives, greedy or seeded, is bit by bit the same whatever else runs, however its
+            prompt is cut, cached or recomputed, on one device and version. All rows run through one program, a tile of
+            them a call, one token a call: steps take several times as long (docs/decisions.md has figures).
         compile_ahead: compile every step before the first request instead of when it is met; None does on a GPU,
             where a process that runs many requests should not stop to compile, and not elsewhere.
         logits_processors: what requests can name as their processor of logits, by name; compiled into the steps.
@@ -73,6 +76,7 @@ class EngineConfig:
     max_queue_len: int | None = None
     enable_prefix_caching: bool = True
     num_decode_steps: int = 4
+    batch_invariant: bool = False
     compile_ahead: bool | None = False
     logits_processors: Mapping[str, LogitsProcessor] = field(default_factory=dict)
     debug: bool = False
@@ -109,6 +113,7 @@ class EngineConfig:
             ),
             "kv_hadamard": (isinstance(self.kv_hadamard, bool | None), "True, False or None"),
             "enable_prefix_caching": (isinstance(self.enable_prefix_caching, bool), "True or False"),
+            "batch_invariant": (isinstance(self.batch_invariant, bool), "True or False"),
             "compile_ahead": (isinstance(self.compile_ahead, bool | None), "True, False or None"),
             "logits_processors": (
                 isinstance(self.logits_processors, Mapping)

@@ -57,6 +57,7 @@ class Executables:
         self._copy = donated(self._counted(copy_pages))
         self._decode = donated(self._counted(steps.decode), static_argnames=("num_steps", "table_len"))
         self._forward, self._pick = donated(self._counted(split.forward_rows)), donated(self._counted(split.pick))
+        self._tile = donated(self._counted(split.forward_tile))
         functions = tuple(self.processors.values())
         processed = functools.partial(split.pick_processed, num_logprobs=MAX_LOGPROBS, processors=functions)
         self._pick_processed = donated(self._counted(processed))
@@ -76,7 +77,7 @@ class Executables:
     def step(self, shape: StepShape) -> Any:
         """(weights, state, decode batch) -> (state, tokens) of a fused step.
 
-        A split step gives the state alone, and takes a prefill batch too if it has chunks.
+        A split step gives the state alone, and takes a prefill batch too if it has chunks, or a tile batch instead.
         """
         return self._program(shape)
 
@@ -129,6 +130,8 @@ class Executables:
             return self._pick_of(key)
         assert isinstance(key, StepShape)
         nothing = StepPlan(step_id=-1)
+        if self.buckets.tile_rows is not None:
+            return self._tile, (self.weights, self._state, *self.batches.tiles(nothing, key)), {}, self._state
         decode, prefill = self.batches.decode(nothing, key), self.batches.prefill(nothing, key)
         inputs = (self.weights, self._state, decode)
         if key.is_fused:

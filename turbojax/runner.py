@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,24 +29,26 @@ class StepHandle:
     Attributes:
         plan, shape: what runs.
         is_plain: nothing but tokens is wanted, of logits as they are.
-        tokens: on the device, int32 [steps, B] of a fused step, [M] of a split one; None before `pick`.
+        num_before: rows of the step before those of its chunks.
+        tokens: on the device, int32 [steps, B] of a fused step, blocks of [M] of a split one; empty before `pick`.
         wishes: what its slots want beside tokens.
-        outputs: of the rows that were sampled, as far as somebody wants them.
+        outputs: of the rows that were sampled, a block each, as far as somebody wants them.
         blocks: of the rows of chunks, by slot: outputs of so many rows, in order.
     """
 
     plan: StepPlan
     shape: StepShape
     is_plain: bool
-    tokens: jax.Array | None
+    num_before: int
+    tokens: list[jax.Array]
     wishes: dict[int, Wish] = field(default_factory=dict)
-    outputs: Outputs | None = None
+    outputs: list[Outputs] = field(default_factory=list)
     blocks: dict[int, list[tuple[Outputs, int]]] = field(default_factory=dict)
 
     @property
     def rows(self) -> list[SampledRow]:
         """Of a split step, one a slot."""
-        return sampled_rows(self.plan.decode_slots, self.plan.prefill_chunks, self.shape.num_decode_slots)
+        return sampled_rows(self.plan.decode_slots, self.plan.prefill_chunks, self.num_before)
 
 
 class JaxRunner:
@@ -96,10 +98,12 @@ class JaxRunner:
             len(plan.decode_slots), num_tokens, len(plan.prefill_chunks), plan.num_decode_steps, plan.max_decode_pages,
             is_plain=is_plain,
         )  # fmt: skip
-        handle = StepHandle(plan, shape, is_plain, self._run(plan, shape))
-        if handle.tokens is not None:
-            handle.tokens.copy_to_host_async()
-            return handle
+        num_before = len(plan.decode_slots) if self.buckets.tile_rows else shape.num_decode_slots
+        tokens = self._run(plan, shape)
+        if tokens is not None:
+            tokens.copy_to_host_async()
+            return StepHandle(plan, shape, is_plain, num_before, [tokens])
+        handle = StepHandle(plan, shape, is_plain, num_before, [])
         rich = {row.slot: self._rich[row.slot] for row in handle.rows if row.counts and row.slot in self._rich}
         handle.wishes = {slot: Wish.of(join) for slot, join in rich.items()}
         self._read_chunks(handle)
@@ -113,21 +117,24 @@ class JaxRunner:
         Raises:
             SlotError: a guided slot has no mask, or one of another size.
         """
-        rows = handle.rows
-        shape = self.buckets.pick_of(len(rows), is_plain=handle.is_plain)
-        batch = self._batches.pick(rows, shape)
-        if handle.is_plain:
-            self._state, handle.tokens = self._executables.pick(shape)(self.weights, self._state, batch)
-        else:
-            wish = functools.reduce(operator.or_, handle.wishes.values(), Wish())
-            by_row = self._masks_of(rows, masks, shape.num_rows)
-            handle.tokens, handle.outputs = self._pick_processed(shape, batch, by_row, (), wish)
-        handle.tokens.copy_to_host_async()
+        wish = functools.reduce(operator.or_, handle.wishes.values(), Wish())
+        for rows in in_blocks(handle.rows, self.buckets.pick_rows[-1]):
+            shape = self.buckets.pick_of(len(rows), is_plain=handle.is_plain)
+            batch = self._batches.pick(rows, shape)
+            if handle.is_plain:
+                self._state, tokens = self._executables.pick(shape)(self.weights, self._state, batch)
+            else:
+                by_row = self._masks_of(rows, masks, shape.num_rows)
+                tokens, outputs = self._pick_processed(shape, batch, by_row, (), wish)
+                handle.outputs.append(outputs)
+            tokens.copy_to_host_async()
+            handle.tokens.append(tokens)
 
     def fetch(self, handle: StepHandle) -> StepResult:
         """Waits for the step's tokens."""
-        assert handle.tokens is not None, "a step with guides is picked before it is fetched"
-        plan, tokens = handle.plan, np.asarray(handle.tokens)
+        assert handle.tokens, "a step with guides is picked before it is fetched"
+        plan, blocks = handle.plan, [np.asarray(tokens) for tokens in handle.tokens]
+        tokens = blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
         columns = tokens.T.tolist() if tokens.ndim == 2 else [[token] for token in tokens.tolist()]
         of_slot = dict(zip(plan.decode_slots, columns, strict=False))  # columns behind are padding, or chunks
         of_slot |= dict(zip([c.slot for c in plan.prefill_chunks], columns[len(plan.decode_slots) :], strict=False))
@@ -146,7 +153,8 @@ class JaxRunner:
         self._state = None
         self._state = self._make_state()
         self._rich.clear()
-        self._run(StepPlan(step_id=-1), next(self.buckets.all_shapes())).block_until_ready()
+        self._run(StepPlan(step_id=-1), next(self.buckets.all_shapes()))
+        jax.block_until_ready(self._state)
 
     def warm_up(self) -> None:
         """Runs every program once on padding, which leaves the state as it is: a GPU loads programs when they run."""
@@ -193,8 +201,12 @@ class JaxRunner:
 
     def _run(self, plan: StepPlan, shape: StepShape) -> Any:
         """Tokens of a fused step; None of a split one, whose rows then stand in the state."""
-        decode, prefill = self._batches.decode(plan, shape), self._batches.prefill(plan, shape)
         program = self._executables.step(shape)
+        if self.buckets.tile_rows is not None:
+            for tile in self._batches.tiles(plan, shape):
+                self._state = program(self.weights, self._state, tile)
+            return None
+        decode, prefill = self._batches.decode(plan, shape), self._batches.prefill(plan, shape)
         if shape.is_fused:
             self._state, tokens = program(self.weights, self._state, decode)
             return tokens
@@ -204,12 +216,11 @@ class JaxRunner:
 
     def _read_chunks(self, handle: StepHandle) -> None:
         """Starts what is wanted of all rows of chunks, in blocks, whose memory is bounded."""
-        start = handle.shape.num_decode_slots
+        start = handle.num_before
         for chunk in handle.plan.prefill_chunks:
             wish, num_rows = Wish.of(chunk), len(chunk.token_ids)
             known = np.append(chunk.token_ids[1:], chunk.next_token_id)
-            for first in range(0, 0 if wish.is_none else num_rows, self.buckets.pick_rows[-1]):
-                numbers = range(first, min(first + self.buckets.pick_rows[-1], num_rows))
+            for numbers in in_blocks(range(0 if wish.is_none else num_rows), self.buckets.pick_rows[-1]):
                 shape = self.buckets.pick_of(len(numbers), is_plain=False)
                 rows = [SampledRow(start + number, self._batches.sink, 0) for number in numbers]
                 batch, masks = self._batches.pick(rows, shape), self._all_allowed(shape.num_rows)
@@ -257,14 +268,19 @@ class JaxRunner:
                 raise SlotError(slot, f"page {page} of slot {slot}, accepted: 1 .. {self._num_pages - 1}")
 
 
+def in_blocks(rows: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
+    """At most so many at a time."""
+    return (rows[first : first + size] for first in range(0, len(rows), size))
+
+
 def wanted_of(handle: StepHandle, tokens: dict[int, list[int]]) -> tuple[dict[int, RowOutputs], dict[int, RowOutputs]]:
     """What was wanted beside the tokens of a step, and of the rows of its chunks, by slot; waits for the device."""
+    block_len = handle.tokens[0].shape[0]
     outputs, prompt_outputs = {}, {}
     for number, row in enumerate(handle.rows):
         wish = handle.wishes.get(row.slot, Wish())
         if not wish.is_none and tokens[row.slot]:
-            assert handle.outputs is not None
-            outputs[row.slot] = handle.outputs.rows([number], wish)
+            outputs[row.slot] = handle.outputs[number // block_len].rows([number % block_len], wish)
     for chunk in handle.plan.prefill_chunks:
         if chunk.slot in handle.blocks:
             parts = [block.rows(range(num), Wish.of(chunk)) for block, num in handle.blocks[chunk.slot]]

@@ -62,7 +62,7 @@ def step(runner, *, decode=(), chunks=(), joins=(), masks=None, num_steps=1):
     )  # fmt: skip
     handle = runner.dispatch(plan)
     if masks is not None:
-        assert handle.tokens is None, "it waits for masks"
+        assert not handle.tokens, "it waits for masks"
         runner.pick(handle, masks)
     return runner.fetch(handle)
 

@@ -18,9 +18,28 @@ from turbojax.core.decoder import final_norm, forward, head_of, logits_of
 from turbojax.core.logits import UNUSED, counted, process
 from turbojax.core.logprobs import Logprobs, logprobs_of
 from turbojax.core.state import EngineState
-from turbojax.core.steps import DecodeBatch, PrefillBatch, rows_of, sample_slots
+from turbojax.core.steps import DecodeBatch, PrefillBatch, apply_grants, rows_of, sample_slots, single_rows
 from turbojax.core.weights import Weights
 from turbojax.processors import LogitsProcessor
+
+
+@struct.dataclass
+class TileBatch:
+    """A tile of a step's rows, [T] each: newest tokens of decoding slots and known tokens of chunks alike.
+
+    Attributes:
+        slots: int32; padding names the sink.
+        tokens: int32, known tokens; negative is the slot's newest one.
+        positions: int32, of known tokens.
+        grants: as in `DecodeBatch`.
+        first: int32 scalar, number of the first row within the step.
+    """
+
+    slots: jax.Array
+    tokens: jax.Array
+    positions: jax.Array
+    grants: jax.Array
+    first: jax.Array
 
 
 @struct.dataclass
@@ -67,6 +86,23 @@ def forward_rows(
     slots, rows = rows_of(state.slots, decode, prefill, state.pool.page_len)
     pool, hidden = forward(weights, state.pool, rows)
     return EngineState(pool, slots, lax.dynamic_update_slice(state.hidden, hidden, (0, 0)))
+
+
+def forward_tile(weights: Weights, state: EngineState, tile: TileBatch) -> EngineState:
+    """A pass over a tile of rows, each for itself: rows of a chunk as if they were decoded, in order.
+
+    A step is as many calls as it takes. All rows ever run through this one program, so what a token's row gives does
+    not depend on what else runs (`EngineConfig.batch_invariant`).
+    """
+    assert state.hidden is not None
+    slots, at = apply_grants(state.slots, tile.grants), tile.slots
+    is_newest = tile.tokens < 0
+    valid = jnp.where(is_newest, slots.active[at], at < slots.length.shape[0] - 1)
+    tokens = jnp.where(is_newest, slots.last_token[at], tile.tokens)
+    lengths = jnp.where(is_newest, slots.length[at], tile.positions + 1)
+    pool, hidden = forward(weights, state.pool, single_rows(slots, at, tokens, lengths, valid, state.pool.page_len))
+    zero = jnp.zeros_like(tile.first)
+    return EngineState(pool, slots, lax.dynamic_update_slice(state.hidden, hidden, (tile.first, zero)))
 
 
 def sampled(state: EngineState, batch: PickBatch, logits: jax.Array) -> tuple[EngineState, jax.Array, jax.Array]:

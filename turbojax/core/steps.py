@@ -71,17 +71,25 @@ def apply_grants(slots: Slots, grants: jax.Array) -> Slots:
 
 def decode_rows(slots: Slots, batch_slots: jax.Array, page_len: int, table_len: int | None = None) -> Rows:
     """The next token of each slot as rows of a forward pass; attention sees `table_len` entries of the block tables."""
-    active, length = slots.active[batch_slots], slots.length[batch_slots]
-    positions = jnp.where(active, length - 1, 0)
+    newest, length, active = slots.last_token[batch_slots], slots.length[batch_slots], slots.active[batch_slots]
+    return single_rows(slots, batch_slots, newest, length, active, page_len, table_len)
+
+
+def single_rows(
+    slots: Slots, at: jax.Array, tokens: jax.Array, lengths: jax.Array, valid: jax.Array, page_len: int,
+    table_len: int | None = None,
+) -> Rows:  # fmt: skip
+    """Tokens [M] of the slots `at` as rows that each see the first `lengths` [M] keys, their own last; see `Rows`."""
+    positions = jnp.where(valid, lengths - 1, 0)
     # A slot that stopped reads the sink: its own pages may hold what is not finite, and 0 * NaN would reach the sink.
-    tables = jnp.where(active[:, None, None], slots.block_tables[batch_slots, :, :table_len], 0)
+    tables = jnp.where(valid[:, None, None], slots.block_tables[at, :, :table_len], 0)
     return Rows(
-        tokens=jnp.where(active, slots.last_token[batch_slots], 0),
+        tokens=jnp.where(valid, tokens, 0),
         positions=positions,
-        admitted_lens=slots.admitted_len[batch_slots],
-        page_ids=page_of(slots, batch_slots, positions, page_len, active),
+        admitted_lens=slots.admitted_len[at],
+        page_ids=page_of(slots, at, positions, page_len, valid),
         page_offsets=positions % page_len,
-        decode=DecodeRows(tables, jnp.where(active, length, 0)),
+        decode=DecodeRows(tables, jnp.where(valid, lengths, 0)),
         chunks=None,
     )
 

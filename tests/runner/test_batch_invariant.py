@@ -1,0 +1,70 @@
+"""batch_invariant=True: bit by bit the same logits and tokens, whatever else runs and however a request is run."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from tests.runner.harness import open_pipe
+from turbojax import assembly
+from turbojax.configs import GenerationConfig
+from turbojax.models.model import load_model
+
+WANTED = {"max_new_tokens": 12, "output_logits": "all"}
+GEN_CONFIGS = (
+    GenerationConfig(**WANTED),
+    GenerationConfig(**WANTED, do_sample=True, temperature=1.0, top_k=40, top_p=0.9, random_seed=4),
+    GenerationConfig(**WANTED, repetition_penalty=1.3, frequency_penalty=0.2),
+)
+# Ways to run that other batches, chunks and histories come of.
+WAYS = {
+    "a batch of four": {"max_batch_size": 4, "enable_prefix_caching": False},
+    "chunks of a page, few pages": {
+        "max_batch_size": 3, "max_prefill_token_num": 16, "cache_max_entry_count": 6, "enable_prefix_caching": False,
+    },
+    "cached": {"max_batch_size": 2, "enable_prefix_caching": True},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=[16, pytest.param(4, marks=pytest.mark.slow)], ids="KV{}".format)
+def loaded(request, model):
+    return load_model(model, dtype="float32", kv_bits=lambda layer: (request.param, request.param))
+
+
+def run(loaded, prompts, configs, *, times=1, **config):
+    pipe, parts = open_pipe(loaded, batch_invariant=True, **config)
+    with pipe:
+        for _ in range(times):
+            responses = pipe(prompts, configs)
+    return responses, parts.scheduler.metrics
+
+
+@pytest.fixture(scope="module")
+def alone(loaded, golden):
+    """Each prompt by itself, one after the other."""
+    prompts, _ = golden
+    configs = [GEN_CONFIGS[i % len(GEN_CONFIGS)] for i in range(len(prompts))]
+    return run(loaded, prompts, configs, max_batch_size=1, enable_prefix_caching=False)[0], configs
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_bits_do_not_depend_on_how_a_request_is_run(loaded, golden, alone, way):
+    (prompts, _), (expected, configs) = golden, alone
+    options = WAYS[way]
+    times = 2 if options["enable_prefix_caching"] else 1
+    if times == 2:  # what wants its prompt's logits computes them all, and would not read the cache
+        configs = [dataclasses.replace(config, output_logits="generation") for config in configs]
+    found, metrics = run(loaded, prompts, configs, times=times, **options)
+    assert metrics.num_preemptions > 0 or "few pages" not in way
+    for one, other in zip(found, expected, strict=True):
+        assert one.token_ids == other.token_ids
+        assert one.num_cached_tokens > 0 or times == 1 or one.num_input_tokens <= 16
+        rows = len(one.logits)
+        np.testing.assert_array_equal(one.logits.view(np.uint32), other.logits[-rows:].view(np.uint32))
+    assert len(found[0].logits) == len(expected[0].logits) - (times == 2) * (len(prompts[0]) - 1)
+
+
+def test_few_programs_do_for_all_steps(loaded):
+    limits, buckets = assembly.limits_of(assembly.EngineConfig(batch_invariant=True), loaded.spec)
+    assert buckets.num_programs == 6
+    assert limits.num_decode_steps == 1
