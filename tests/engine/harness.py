@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+
 import numpy as np
 from hypothesis import strategies as st
 
@@ -14,6 +16,18 @@ from turbojax.engine.request import Request, Status
 from turbojax.engine.scheduler import Scheduler
 
 PAGE_LEN = 4
+
+
+class Refused(BaseException):
+    """A plan is wrong. No Exception, since an engine takes those for failures of a step and goes on."""
+
+
+@contextmanager
+def refusing():
+    try:
+        yield
+    except (AssertionError, LookupError) as error:
+        raise Refused(f"{type(error).__name__}: {error}") from error
 
 
 class StrictRunner(FakeRunner):
@@ -33,6 +47,7 @@ class StrictRunner(FakeRunner):
         self.in_flight: list[dict[int, dict[int, int]]] = []  # for each step the tables that it names, by slot
         self.num_joins = 0
 
+    @refusing()
     def dispatch(self, plan):
         busy_slots = {slot for step in self.in_flight for slot in step}
         histories = {chunk.slot: chunk.num_history_tokens for chunk in plan.prefill_chunks}
@@ -85,6 +100,7 @@ class StrictRunner(FakeRunner):
             assert place % self.page_len not in self.pages.get(page, {}), f"page {page} is written twice at a place"
         super().write(slot, position, token_ids)
 
+    @refusing()
     def fetch(self, handle):
         self.check_held(self.in_flight[0])
         self.in_flight.pop(0)
@@ -136,6 +152,7 @@ def drive(scheduler, runner, depth, events=()):
         assert step < 5000, "no progress"
 
 
+@refusing()
 def check_plan(scheduler, plan):
     assert not (plan.is_empty and (plan.joins or plan.page_grants or plan.dirty_pages)), "they would be lost"
     assert sum(len(chunk.token_ids) for chunk in plan.prefill_chunks) <= scheduler.config.max_prefill_tokens

@@ -102,6 +102,8 @@ class Cache(RuleBasedStateMachine):
         own = r.page_ids[r.trail.num_shared_pages :]
         if is_dirty:
             self.cache.forget(r)
+            self.cache.enter(r)  # of a step that was in flight meanwhile
+            self.cache.enter_tail(r)
             assert self.pool.kept_pages().isdisjoint(own)
         else:
             self.record_all(name, r)

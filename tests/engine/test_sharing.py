@@ -156,6 +156,8 @@ def test_a_step_looks_at_few_of_those_who_wait_for_a_beginning(monkeypatch):
     monkeypatch.setattr(scheduler._cache, "find", lambda r: asked.append(r) or find(r))
     scheduler.plan()
     assert len(asked) == 1 + MAX_PASSED_OVER
+    scheduler.plan()
+    assert len(asked) == 1 + MAX_PASSED_OVER, "nothing has changed for those who wait"
 
 
 def test_who_waits_for_a_request_that_goes_away_goes_on_alone():
@@ -193,6 +195,24 @@ def test_bad_numbers_are_not_found_and_their_pages_are_zeroed_when_the_last_one_
     assert set(shared) <= set(dirty)
     for r in (good, late):
         assert r.generated_ids == continuation(r.prompt_ids, r.max_len)
+
+
+def test_pages_that_a_bad_request_only_shared_stay():
+    scheduler, runner = engine(runner_type=FetchesFlags)
+    runner.not_finite = {1: 20}
+    stepper, dirty = Stepper(scheduler, runner), []
+    dispatch = runner.dispatch
+    runner.dispatch = lambda plan: dirty.extend(plan.dirty_pages) or dispatch(plan)
+    requests = [request(i, 18, 6, stem=STEM) for i in range(3)]
+    for r in requests:
+        scheduler.add(r)
+        while not stepper.is_idle:
+            stepper.step()
+    assert [r.finish_reason for r in requests] == ["length", "error", "length"]
+    assert [r.num_cached_tokens for r in requests] == [0, 16, 16]
+    assert requests[2].generated_ids == continuation(requests[2].prompt_ids, 24)
+    assert dirty, "its own pages are zeroed"
+    assert runner.num_resets == 0
 
 
 def test_a_failed_step_empties_the_cache():
