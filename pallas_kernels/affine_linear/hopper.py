@@ -28,11 +28,10 @@ from pallas_kernels.affine_linear.hopper_unpack import (
     unpack_plane,
     zeros_of_rows,
 )
-from pallas_kernels.affine_linear.tuning import HopperConfig
+from pallas_kernels.affine_linear.tuning import LEAST_ROWS, HopperConfig
 from pallas_kernels.affine_linear.types import PackedAffine, PackedLayout
 from pallas_kernels.affine_linear.unpack import ZERO_BASE
 
-ROW_ALIGNMENT = 8  # rows of x, since TMA copies tiles of 8 rows
 MAX_REGISTERS, COPIER_REGISTERS = 240, 40
 WGMMA = mosaic_gpu.Layout.WGMMA
 
@@ -48,17 +47,17 @@ def _copy_tiles(p: Program) -> None:
         def step(tile, count):
             slot = lax.rem(count, c.num_stages)
             p.wait("free", slot)
-            groups = pl.ds(w.group_of_plane(tile, 0), p.w.groups_per_tile)
-            sources = [
-                (p.words.at[p.layer, tile, columns], s["words"]),
-                (p.x.at[pl.ds(place.row, c.tile_m), pl.ds(tile * w.tile_k, w.tile_k)], s["x"]),
+            groups = pl.ds(w.group_of_plane(tile, 0), w.groups_per_tile)
+            copies = [
+                (p.words.at[p.layer, tile, columns], s["words"].at[slot]),
+                (p.x.at[pl.ds(place.row, c.tile_m), pl.ds(tile * w.tile_k, w.tile_k)], s["x"].at[slot]),
                 *(
-                    (param.at[p.layer, groups, columns], smem)
+                    (param.at[p.layer, groups, columns], smem.at[slot, pl.ds(0, w.groups_per_tile)])
                     for param, smem in zip(p.params, s["params"], strict=True)
                 ),
             ]
-            for source, smem in sources:
-                mosaic_gpu.copy_gmem_to_smem(source, smem.at[slot], s["full"].at[slot])
+            for source, smem in copies:
+                mosaic_gpu.copy_gmem_to_smem(source, smem, s["full"].at[slot])
             return count + 1
 
         return lax.fori_loop(place.first, place.last, step, count)
@@ -253,7 +252,7 @@ def hopper_linear(
     Rows and columns are padded to what TMA copies; programs see zeros past x and write nothing past the result.
     """
     M, c = x.shape[0], config
-    padded_M, padded_N = pl.cdiv(M, ROW_ALIGNMENT) * ROW_ALIGNMENT, w.words.shape[2]
+    padded_M, padded_N = pl.cdiv(M, LEAST_ROWS) * LEAST_ROWS, w.words.shape[2]
     params = [w.scale] + ([] if w.shift is None else [w.shift])
     dtype = jnp.dtype(out_dtype if c.num_partials == 1 else jnp.float32)
     num_tiles = pl.cdiv(padded_M, c.tile_m) * (padded_N // c.program_n) * c.num_partials

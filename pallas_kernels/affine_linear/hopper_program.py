@@ -14,7 +14,7 @@ from jax.experimental.pallas import mosaic_gpu
 
 from pallas_kernels import backend
 from pallas_kernels.affine_linear.hopper_unpack import STRIP
-from pallas_kernels.affine_linear.tuning import HopperConfig, hopper_shared_bytes
+from pallas_kernels.affine_linear.tuning import HopperConfig, hopper_shared_bytes, param_slot
 from pallas_kernels.affine_linear.types import PackedLayout
 
 SWIZZLE = 128  # bytes of a row of a tile in shared memory, as TMA and wgmma agree on it
@@ -109,13 +109,13 @@ def scratch_of(
     """Shared memory and barriers: the ring with its slots' barriers, buffers of results, sums that are handed over."""
     c, W = config, w.plane_width
     writers = c.warpgroups if c.side_by_side else 1
-    param_bytes, out_bytes = sum(d.itemsize for d in param_dtypes), out_dtype.itemsize
-    fits = hopper_shared_bytes(c, w, param_bytes, out_bytes, STORE_ROWS) <= backend.shared_bytes()
+    param_sizes, out_bytes = [d.itemsize for d in param_dtypes], out_dtype.itemsize
+    fits = hopper_shared_bytes(c, w, param_sizes, out_bytes, STORE_ROWS) <= backend.shared_bytes()
     store_m = min(c.tile_m, STORE_ROWS if fits else STORE_ROWS // 2)
     scratch: dict[str, Any] = {
         "x": mosaic_gpu.SMEM((c.num_stages, c.tile_m, w.tile_k), dtype, transforms=_tiled(W, dtype)),
         "words": mosaic_gpu.SMEM((c.num_stages, c.program_n, W), jnp.uint16, transforms=_tiled(W, jnp.uint16)),
-        "params": tuple(mosaic_gpu.SMEM((c.num_stages, w.groups_per_tile, c.program_n), d) for d in param_dtypes),
+        "params": tuple(mosaic_gpu.SMEM((c.num_stages, *param_slot(c, w, d.itemsize)), d) for d in param_dtypes),
         "out": mosaic_gpu.SMEM((writers, 2, store_m, STRIP), out_dtype, transforms=_tiled(STRIP, out_dtype)),
         "full": mosaic_gpu.Barrier(num_arrivals=2 + len(param_dtypes), num_barriers=c.num_stages),
         "free": mosaic_gpu.Barrier(num_arrivals=writers, num_barriers=c.num_stages),

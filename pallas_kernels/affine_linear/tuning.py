@@ -5,6 +5,8 @@ A choice depends on the bucket of M, never on M itself, so a row's result is bit
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,11 +16,13 @@ from pallas_kernels import backend
 from pallas_kernels.affine_linear.types import PackedLayout
 from pallas_kernels.linears import bucket_of, from_entry, table_of
 
-M_BUCKETS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+M_BUCKETS = (4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 # Programs that the rule cuts the work into, for 132 multiprocessors of an H200: 3.4 each of 2 warps up to 16 rows, 2
 # each of 4 warps beyond. Fewer leave loads waiting; more cost sums of splits, and x read again from L2.
 TARGET_PROGRAMS_FEW_ROWS, TARGET_PROGRAMS = 448, 256
-MAX_HOPPER_RULE_ROWS = 512  # beyond, dequantising was measured and the Hopper kernel was not
+LEAST_ROWS = 8  # of a program: dots have no narrower side, and TMA copies whole tiles of 8 rows
+TMA_ALIGNMENT = 128  # bytes, of its destinations in shared memory
+MAX_HOPPER_RULE_ROWS = 1024  # 1 to 16 % faster there than dequantising; at 2048 0 to 4 %, beyond it was not measured
 
 
 @dataclass(frozen=True)
@@ -99,18 +103,23 @@ def shared_bytes(config: Config, w: PackedLayout) -> int:
     return config.num_stages * (config.block_n * w.plane_width + config.block_m * w.tile_k) * 2 // config.parts
 
 
-def hopper_shared_bytes(config: HopperConfig, w: PackedLayout, param_bytes: int, out_bytes: int, store_m: int) -> int:
+def param_slot(config: HopperConfig, w: PackedLayout, itemsize: int) -> tuple[int, int]:
+    """Rows and columns of a tile's scales or zero points in shared memory, where TMA wants multiples of 128 bytes."""
+    return max(w.groups_per_tile, TMA_ALIGNMENT // (config.program_n * itemsize)), config.program_n
+
+
+def hopper_shared_bytes(
+    config: HopperConfig, w: PackedLayout, param_sizes: Sequence[int], out_bytes: int, store_m: int
+) -> int:
     """Shared memory of a program of the Hopper kernel, barriers rounded up.
 
     Args:
-        param_bytes: of a group's scale and zero point.
+        param_sizes: bytes of a scale and of a zero point.
         out_bytes: of an element of the result.
         store_m: rows of a piece of the result on its way out.
     """
-    stage = (
-        2 * (config.program_n * w.plane_width + config.tile_m * w.tile_k)
-        + w.groups_per_tile * config.program_n * param_bytes
-    )
+    stage = 2 * (config.program_n * w.plane_width + config.tile_m * w.tile_k)
+    stage += sum(math.prod(param_slot(config, w, itemsize)) * itemsize for itemsize in param_sizes)
     writers = config.warpgroups if config.side_by_side else 1
     sums = 0 if config.side_by_side else config.warpgroups + config.splits - 2  # that others hand over
     results = writers * 2 * store_m * 64 * out_bytes + sums * 64 * config.tile_m * 4
@@ -131,7 +140,8 @@ def fits_hopper(config: HopperConfig, w: PackedLayout, N_padded: int) -> bool:
     takes = w.bits == 4 and w.plane_width == 64 and w.K % w.tile_k == 0 and w.kind in ("symmetric", "zero")
     whole = N_padded % config.program_n == 0 and config.splits <= w.num_tiles
     takes_turns = config.side_by_side or config.num_stages % config.warpgroups == 0  # each in slots of its own
-    memory = hopper_shared_bytes(config, w, param_bytes=5, out_bytes=4, store_m=min(config.tile_m, 16))
+    param_sizes = (4, 1) if w.kind == "zero" else (4,)
+    memory = hopper_shared_bytes(config, w, param_sizes, out_bytes=4, store_m=min(config.tile_m, 16))
     fits = memory <= backend.shared_bytes() and fits_registers(config, w)
     return backend.compute_capability() == backend.HOPPER and takes and whole and takes_turns and fits
 
@@ -153,6 +163,7 @@ def fits(choice: Choice, w: PackedLayout, N_padded: int) -> bool:
 # Of the Hopper kernel, by most rows: tile_m, tile_n, warpgroups, side_by_side, stages, and microseconds of a step (a
 # tile of 256 rows of K for a program) on an H200 whose other multiprocessors work too
 HOPPER_CHOICES: dict[int, tuple[tuple[int, int, int, bool, int, float], ...]] = {
+    8: ((8, 64, 4, True, 5, 1.10), (8, 64, 4, False, 12, 0.29), (8, 64, 2, False, 8, 0.31)),
     16: ((16, 64, 4, True, 4, 1.10), (16, 64, 3, False, 9, 0.30), (16, 64, 2, False, 8, 0.31)),
     32: ((32, 64, 4, True, 3, 1.34), (32, 64, 3, False, 6, 0.39), (32, 64, 2, False, 6, 0.39)),
     64: ((64, 64, 2, True, 4, 1.00), (64, 64, 2, False, 4, 0.55)),
@@ -177,7 +188,7 @@ def hopper_candidates(bucket: int, w: PackedLayout, N_padded: int) -> list[Hoppe
     None where they leave half of the multiprocessors idle. Splits only where all programs run at once: clusters are not
     resident, and partial sums cost more than they fill.
     """
-    if bucket < M_BUCKETS[1]:  # TMA copies whole tiles of 8 rows
+    if bucket < LEAST_ROWS:
         return []
     found = []
     for tile_m, tile_n, warpgroups, side_by_side, stages, step_us in _of_bucket(HOPPER_CHOICES, bucket):
@@ -195,7 +206,7 @@ _SCALED: dict[str, Any] = {"scale_weights": True}
 _HALF: dict[str, Any] = {"parts": 2, "scale_weights": True}
 # Buckets up to the key: block_m, block_n, warps, stages and what differs from the defaults, first or near it on an H200
 _CANDIDATES: dict[int, tuple[tuple[int, int, int, int, dict[str, Any]], ...]] = {
-    8: ((8, 32, 2, 3, {}), (8, 32, 1, 3, {}), (8, 64, 2, 3, {})),
+    LEAST_ROWS: ((8, 32, 2, 3, {}), (8, 32, 1, 3, {}), (8, 64, 2, 3, {})),
     16: ((16, 32, 2, 3, {}), (16, 64, 2, 3, {}), (16, 64, 4, 3, {})),
     32: ((32, 128, 4, 3, {}), (32, 64, 4, 3, {})),
     64: ((64, 128, 4, 2, _SCALED), (64, 256, 4, 3, _HALF), (64, 64, 4, 3, {})),
@@ -214,7 +225,7 @@ def candidates(bucket: int, w: PackedLayout, N_padded: int) -> list[Choice]:
     found += hopper_candidates(bucket, w, N_padded)[:4]
     targets = (224, 448, 576, 896) if bucket <= 64 else (128, 256, 448)  # programs
     for block_m, block_n, warps, stages, options in _of_bucket(_CANDIDATES, bucket):
-        programs = N_padded // block_n * (bucket // block_m)
+        programs = N_padded // block_n * pl.cdiv(bucket, block_m)
         for splits in sorted({max(1, round(target / programs)) for target in targets if programs}):
             config = Config(block_m, block_n, splits, warps, stages, **options)
             if fits(config, w, N_padded):
@@ -238,9 +249,9 @@ def triton_rule(bucket: int, w: PackedLayout, N_padded: int) -> Config | Dequant
         128: Config(128, 128, 1, 4, 3, parts=2, scale_weights=True),
     }
     few = bucket <= 16
-    narrow = Config(min(bucket, 64), 64 if N_padded > 8192 or not few else 32, 1, 2 if few else 4, 3)
+    narrow = Config(min(max(bucket, LEAST_ROWS), 64), 64 if N_padded > 8192 or not few else 32, 1, 2 if few else 4, 3)
     for base in (narrow,) if few else (wide[min(bucket, 128)], narrow):
-        programs = N_padded // base.block_n * (bucket // base.block_m)
+        programs = N_padded // base.block_n * pl.cdiv(bucket, base.block_m)
         target = TARGET_PROGRAMS_FEW_ROWS if few else TARGET_PROGRAMS
         splits = max(1, min(w.num_tiles, round(target / programs))) if programs else 1
         for stages in range(base.num_stages, 0, -1):

@@ -1,6 +1,8 @@
 """The Hopper kernel of the affine linear: what it takes, what is chosen, that it lowers; on a GPU its numbers."""
 
+import functools
 import json
+import math
 import re
 from importlib import resources
 
@@ -13,6 +15,7 @@ from jax import lax
 from pallas_kernels import backend
 from pallas_kernels.affine_linear import affine_linear, pack, tuning
 from pallas_kernels.affine_linear.api import linear_by, partial_by
+from pallas_kernels.affine_linear.hopper_program import scratch_of
 from pallas_kernels.affine_linear.reference import reference_linear
 from pallas_kernels.affine_linear.tuning import HopperConfig
 from pallas_kernels.linears import from_entry
@@ -58,7 +61,7 @@ def lower_choice(choice, M, w, dtype=jnp.bfloat16):
     assert "mosaic_gpu" in text
 
 
-@pytest.mark.parametrize("bucket", [16, 64, *(pytest.param(bucket, marks=pytest.mark.slow) for bucket in (32, 256))])
+@pytest.mark.parametrize("bucket", [8, 64, *(pytest.param(bucket, marks=pytest.mark.slow) for bucket in (16, 32, 256))])
 def test_all_choices_lower(bucket):
     with on_device(GPU):
         choices = list(hopper_choices(bucket))
@@ -78,6 +81,20 @@ def test_all_choices_lower(bucket):
 def test_formats_lower(choice, group_size, kind, dtype, N):
     with on_device(GPU):
         lower_choice(choice, 33, abstract_weights(4096, N, 4, group_size, kind), dtype)
+
+
+@pytest.mark.parametrize("group_size", [64, 128, 256, -1])
+def test_slots_are_where_tma_can_write(group_size):
+    """TMA takes destinations in shared memory, and sources, at multiples of 128 bytes."""
+    w = abstract_weights(4096, 28672, 4, group_size, "zero").layout
+    with on_device(GPU):
+        for bucket, cuts in tuning.HOPPER_CHOICES.items():
+            for tile_m, tile_n, warpgroups, side_by_side, num_stages, _ in cuts:
+                choice = config(tile_m, (tile_n, warpgroups, side_by_side, 1), num_stages, bucket > 64)
+                params = [jnp.dtype("float16"), jnp.dtype("uint8")]
+                scratch = scratch_of(choice, w, jnp.dtype("bfloat16"), jnp.dtype("bfloat16"), params)
+                for smem in (scratch["x"], scratch["words"], scratch["out"], *scratch["params"]):
+                    assert math.prod(smem.shape[1:]) * jnp.dtype(smem.dtype).itemsize % 128 == 0, (choice, smem.shape)
 
 
 def test_what_the_kernel_takes():
@@ -109,18 +126,18 @@ def test_what_the_kernel_takes():
 
 
 @pytest.mark.parametrize("model", MODEL_SHAPES)
-def test_models_take_the_kernel_from_16_to_512_rows(model):
+def test_models_take_the_kernel_from_8_to_1024_rows(model):
     with on_device(GPU):
         for K, N in MODEL_SHAPES[model]:
             w = abstract_weights(K, N, 4, 128, "zero")
-            for bucket in (16, 32, 64, 128, 256, 512):
+            for bucket in (8, 16, 32, 64, 128, 256, 512, 1024):
                 choice = tuning.rule(bucket, w.layout, N)
                 assert isinstance(choice, HopperConfig), (K, N, bucket)
                 programs = -(-bucket // choice.tile_m) * N // choice.program_n * choice.splits
                 rounds = -(-programs // backend.HOPPER_MULTIPROCESSORS)
                 assert programs / rounds / backend.HOPPER_MULTIPROCESSORS > 0.5, (K, N, bucket, choice)
-            assert not isinstance(tuning.choose(7, w.layout, N, N), HopperConfig)  # TMA copies 8 rows
-            assert not isinstance(tuning.rule(1024, w.layout, N), HopperConfig)
+            assert not isinstance(tuning.choose(4, w.layout, N, N), HopperConfig)  # TMA copies 8 rows
+            assert not isinstance(tuning.rule(4096, w.layout, N), HopperConfig)
 
 
 def test_a_choice_of_the_table_that_does_not_fit_makes_room_for_the_rule():
@@ -174,6 +191,8 @@ class TestOnHopper:
             # programs of two tiles of the result, with 10 tiles of K: turns go round
             (config(16, IN_TURN, 9), 16, 2560, 9024, 128, "zero", "bfloat16"),
             (config(16, CLUSTER, 8), 9, 1280, 300, 64, "zero", "float16"),
+            (config(8, BESIDE, 5), 7, 1024, 768, 128, "symmetric", "bfloat16"),
+            (config(8, IN_TURN, 12), 8, 1280, 9024, 128, "zero", "bfloat16"),
             (config(32, BESIDE, 3), 33, 1024, 768, 128, "symmetric", "bfloat16"),
             (config(32, IN_TURN, 6), 100, 1024, 130, -1, "symmetric", "bfloat16"),
             (config(64, (64, 2, True, 1), 4), 33, 1024, 17024, 128, "symmetric", "bfloat16"),
@@ -223,7 +242,8 @@ class TestOnHopper:
         x, w, _ = problem(5, 24, 1024, 9216, 128, "zero", "bfloat16", has_perm=True)
         assert isinstance(tuning.choose(24, w.layout, w.N, w.N), HopperConfig)
         zeros = jnp.zeros((24, w.N), jnp.float32)
-        loop = jax.jit(lambda x, w: lax.fori_loop(0, 2, lambda i, total: total + affine_linear(x, w, i), zeros))
+        linear = functools.partial(affine_linear, out_dtype=jnp.float32)
+        loop = jax.jit(lambda x, w: lax.fori_loop(0, 2, lambda i, total: total + linear(x, w, i), zeros))
         each = [affine_linear(x, w, layer, implementation="reference") for layer in range(2)]
         assert relative_error(loop(x, w), np.sum([np.asarray(y, np.float32) for y in each], axis=0)) < 6e-3
 
