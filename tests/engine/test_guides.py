@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from turbojax.engine.bad_words import BadWords, Vocabulary
 from turbojax.engine.guides import AllOf, as_mask
-from turbojax.errors import ConfigError, GuideError
+from turbojax.errors import ConfigError, GuideError, MissingExtraError
 from turbojax.tokenizer import Tokenizer as Fast
 from turbojax.tokenizer import load_tokenizer
 from turbojax.vocabulary import vocabulary_of
@@ -237,3 +237,26 @@ def test_guides_of_one_format_do_not_share_their_place(tokenizer, compiler):
     first, second = (compiler.guide({"type": "choice", "choice": ["a"]}) for _ in range(2))
     first.advance(tokenizer.encode("a"))
     assert (first.is_finished, second.is_finished) == (True, False)
+
+
+def test_a_tokenizer_of_hugging_face_files_guides_like_that_of_the_gguf_file(tokenizer, tmp_path):
+    pytest.importorskip("llguidance")
+    from turbojax.guided import GuideCompiler
+
+    tokenizer.save(tmp_path)
+    loaded, masks = load_tokenizer(tmp_path), []
+    for one in (tokenizer, loaded):
+        guide = GuideCompiler(one, one.vocab_size, [EOS]).guide({"type": "regex_schema", "regex_schema": "[a-c]+é"})
+        guide.advance(one.encode("ab"))
+        masks.append(guide.mask())
+    assert (masks[0] == masks[1]).all()
+    words = [vocabulary_of(one, skip_special_tokens=False).token_bytes for one in (tokenizer, loaded)]
+    assert words[0] == words[1]
+
+
+def test_a_package_that_is_missing_is_named(tokenizer, monkeypatch):
+    from turbojax import guided
+
+    monkeypatch.setattr(guided.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError, match=r"turbojax\[guided\]"):
+        guided.GuideCompiler(tokenizer, tokenizer.vocab_size, [EOS])
