@@ -97,6 +97,10 @@ class PageTrie:
             del self._nodes[node.page_id]
             self._pool.drop(node.page_id)
 
+    def evict(self, page: int, group: int) -> None:
+        """Takes out an idle page that the pool hands out."""
+        self.remove(self._nodes[page])
+
     def clear(self) -> None:
         for root in list(self._roots.values()):
             for child in list(root.children.values()):

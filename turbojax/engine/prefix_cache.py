@@ -74,7 +74,7 @@ class PrefixCache:
         self._min_copied = max(1, int(pool.page_len * MIN_COPIED_SHARE))
         self._trie = PageTrie(pool)
         if is_enabled:
-            pool.evict = self._evict
+            pool.evict = self._trie.evict
 
     @property
     def num_pages(self) -> int:
@@ -223,8 +223,3 @@ class PrefixCache:
         tail, trail.tail = trail.tail, None
         if tail is not None and not tail.is_dead:
             self._trie.remove(tail)
-
-    def _evict(self, page: int, group: int) -> None:
-        node = self._trie.node(page)
-        assert node is not None
-        self._trie.remove(node)

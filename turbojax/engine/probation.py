@@ -31,5 +31,6 @@ class Probation:
 
     def review(self, request: Request) -> None:
         """Clears a request that has come past the place where it failed."""
-        if request.num_tokens >= self._pass_len.get(request, request.num_tokens + 1):
+        pass_len = self._pass_len.get(request)
+        if pass_len is not None and request.num_tokens >= pass_len:
             del self._pass_len[request]

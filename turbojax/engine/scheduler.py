@@ -221,20 +221,20 @@ class Scheduler:
                 self._roster.distrust(request)  # whatever ended it
                 if request.status in ALIVE:
                     self.endings.fail_not_finite(request)
-            else:
-                self._keep_pages(request, chunks.get(slot))
+            elif slot in chunks:
+                self._keep_chunk(request, chunks[slot])
+            else:  # K and V of the newest token are not written yet
+                request.num_committed_tokens = len(request.prompt_ids) + len(request.generated_ids) - 1
+                if request.num_committed_tokens >= request.trail.next_len:
+                    self._cache.enter(request)
             if request.status is not running:
                 self._roster.settle(request)
 
-    def _keep_pages(self, request: Request, chunk: PrefillChunk | None) -> None:
-        """What a committed step has written can be found by others from now on."""
-        if chunk is not None:
-            request.num_committed_tokens = chunk.num_history_tokens + len(chunk.token_ids)
-        else:  # K and V of the newest token are not written yet
-            request.num_committed_tokens = len(request.prompt_ids) + len(request.generated_ids) - 1
-        if request.num_committed_tokens >= request.trail.next_len:
-            self._cache.enter(request)
-        if chunk is not None and chunk.is_last:
+    def _keep_chunk(self, request: Request, chunk: PrefillChunk) -> None:
+        """The pages that a chunk has filled can be found from now on, with the last chunk the page behind them too."""
+        request.num_committed_tokens = chunk.num_history_tokens + len(chunk.token_ids)
+        self._cache.enter(request)
+        if chunk.is_last:
             self._roster.unfinished.pop(request, None)
             self._cache.enter_tail(request)
 
