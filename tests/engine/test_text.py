@@ -100,10 +100,11 @@ def test_repetition_is_found_where_a_search_of_the_whole_finds_it(tokens, size, 
     assert got == (ends[0] + size - 1 if ends else None)
 
 
-def test_repetition_is_looked_for_in_the_newest_tokens_alone():
-    stop = NgramStop(1, 2)
-    assert not stop.push(-1)
-    assert not any(stop.push(i) for i in range(NGRAM_WINDOW_TOKENS - 1))
-    assert not stop.push(-1), "the first one has left the window"
-    assert stop.push(-1)
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("is_inside", [True, False])
+def test_repetition_is_looked_for_in_the_newest_tokens_alone(size, is_inside):
+    stop, run = NgramStop(size, 2), [-1, -2, -3][:size]
+    num_between = NGRAM_WINDOW_TOKENS - 2 * size + (not is_inside)
+    assert not any(stop.push(token) for token in [*run, *range(num_between), *run[:-1]])
+    assert stop.push(run[-1]) == is_inside
     assert len(stop._counts) <= NGRAM_WINDOW_TOKENS

@@ -355,6 +355,18 @@ def test_rows_behind_a_stop_word_are_cut_like_its_tokens(pipe):
     assert len(response.token_ids) == len(response.logprobs) == len(response.logits) < 30
 
 
+@pytest.mark.parametrize(
+    ("fields", "reads_cache"),
+    [
+        ({"logprobs": 1, "output_logits": "generation"}, True),
+        ({"prompt_logprobs": 0}, False),
+        ({"output_last_hidden_state": "all"}, False),
+    ],
+)
+def test_a_prompt_of_whose_rows_something_is_wanted_is_computed_whole(pipe, fields, reads_cache):
+    assert request_of(pipe, [9, 9], GenerationConfig(**fields), print).reads_cache == reads_cache
+
+
 def test_nothing_that_was_not_asked_for_comes_back(pipe):
     response = pipe([9, 9], GEN)
     assert (response.logprobs, response.processed_logprobs, response.prompt_logprobs) == (None, None, None)
