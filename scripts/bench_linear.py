@@ -6,7 +6,7 @@
 Data is random, weights rotate over more than 200 MB. The floor is the larger of bytes over the read rate and FLOPs
 over the dot rate, each the larger of a known rate (4.3 TB/s, 790 TFLOP/s) and the one measured in this run; 8-bit dots
 count at twice that rate. Most of a run is XLA trying kernels for its bf16 dots; the environment variable
-JAX_COMPILATION_CACHE_DIR spares the next run that.
+JAX_COMPILATION_CACHE_DIR spares the next run that. Results are written linear by linear.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def rate_cases() -> list[Case]:
     return [Case("read", jnp.sum, 1, (read,), just_it), Case("dot", lambda a: a @ a, 1, (square,), just_it)]
 
 
-def measured_rates(compiled: Compiled, cases: Sequence[Case]) -> tuple[float, float]:
+def measured_rates(cases: Sequence[Case]) -> tuple[float, float]:
     """Bytes/s of a large read and FLOP/s of a large bf16 dot, but at least the known rates."""
-    times = compiled.times(cases)
+    times = Compiled(cases).times(cases)
     return max(READ_RATE, READ_BYTES / times["read"] * 1e6), max(DOT_RATE, 2 * DOT_SIZE**3 / times["dot"] * 1e6)
 
 
@@ -79,19 +79,14 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the results here")
     parser.add_argument("--only", nargs="*", default=[], help="formats, by how their names begin: W4A16, FP8, ...")
     args = parser.parse_args()
-    chosen = list(linears(args.only))
-    sizes = dict.fromkeys((M, linear.K, linear.N) for linear in chosen for M in linear.rows)
-    bf16 = {size: bf16_cases(*size) for size in sizes}
-    ours = [case for linear in chosen for case in linear.cases()]
-    of_rates = rate_cases()
-    compiled = Compiled([*of_rates, *ours, *(case for pair in bf16.values() for case in pair)])
-    rates = measured_rates(compiled, of_rates)
+    rates = measured_rates(rate_cases())
     print(f"read {rates[0] / 1e12:.2f} TB/s, dot {rates[1] / 1e12:.0f} TFLOP/s", flush=True)
     rows: list[dict[str, Any]] = []
     times: dict[Hashable, float] = {}
-    for linear in chosen:
-        beside = [case for M in linear.rows for case in bf16[M, linear.K, linear.N] if case.tag not in times]
-        times |= compiled.times(linear.cases() + beside)
+    for linear in linears(args.only):
+        bf16 = [case for M in linear.rows for case in bf16_cases(M, linear.K, linear.N)]
+        cases = linear.cases() + [case for case in bf16 if case.tag not in times]
+        times |= Compiled(cases).times(cases)
         rows += [result_row(linear, M, rates, times) for M in linear.rows if linear.tag(M) in times]
         print_rows(rows[-len(linear.rows) :])
         if args.json:

@@ -21,7 +21,6 @@ from pallas_kernels.linears import to_entry
 ROTATED_BYTES = 300e6  # five times an H200's L2
 SHAPES = ((4096, 4096), (4096, 6144), (4096, 28672), (14336, 4096), (8192, 8192), (8192, 57344))
 FEW_ROWS, MANY_ROWS = (1, 8, 16, 32, 64), (128, 256, 1024, 4096)
-MANY_ROWS_SHAPES = SHAPES[0], SHAPES[2], SHAPES[4]
 EXTRA_ROWS = (1, 16, 64)
 EXTRA = (  # K, N, group size, bits
     (576, 576, 32, 4),
@@ -158,8 +157,9 @@ def linears(only: Sequence[str]) -> Iterator[Linear]:
         return not only or name.startswith(tuple(only))
 
     if wanted("W4A16"):
-        for K, N in SHAPES:
-            yield affine(K, N, 128, 4, FEW_ROWS + (MANY_ROWS if (K, N) in MANY_ROWS_SHAPES else ()))
+        for rows in (FEW_ROWS, MANY_ROWS):
+            for K, N in SHAPES:
+                yield affine(K, N, 128, 4, rows)
     for K, N in EIGHT_BIT_SHAPES:
         for name in filter(wanted, ("W8A8", "FP8 tensor", "FP8 blocks")):
             yield eight_bit_linear(K, N, name, EIGHT_BIT_ROWS)
