@@ -16,6 +16,7 @@ from turbojax.cli.console import say_error
 from turbojax.cli.environment import prepare_environment
 from turbojax.cli.generate import generate
 from turbojax.cli.lite import lite
+from turbojax.cli.lite_audit import perplexity
 from turbojax.errors import TurbojaxError
 
 
@@ -63,6 +64,7 @@ app.command()(generate)
 app.command()(chat)
 app.command("check_env")(check_env)
 app.add_typer(bench)
+lite.command()(perplexity)
 app.add_typer(lite)
 
 

@@ -66,8 +66,15 @@ def window_state(spec: ModelSpec, window_len: int) -> EngineState:
     state = init_state(spec, num_slots=1, num_pages=num_pages + 1, page_len=PAGE_LEN, max_len=num_pages * PAGE_LEN)
     slots = state.slots
     tables = slots.block_tables.at[0, 0].set(jnp.arange(1, num_pages + 1, dtype=jnp.int32))
-    admitted = slots.admitted_len.at[0].set(window_len)
-    return replace(state, slots=replace(slots, block_tables=tables, admitted_len=admitted))
+    return replace(
+        state,
+        slots=replace(
+            slots,
+            block_tables=tables,
+            admitted_len=slots.admitted_len.at[0].set(window_len),
+            max_len=slots.max_len.at[0].set(num_pages * PAGE_LEN + 1),
+        ),
+    )
 
 
 def chunk_len_of(window_len: int) -> int:
