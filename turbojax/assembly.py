@@ -134,17 +134,23 @@ def limits_of(config: EngineConfig, spec: ModelSpec) -> tuple[SchedulerConfig, B
 
 def buckets_of(config: EngineConfig, max_batch_size: int, max_prefill_tokens: int, session_len: int) -> Buckets:
     """The shapes of steps, by platform. Up to 16 rows cost a GPU the same, but for the attention of a long sequence."""
-    on_gpu, sizes = backend.on_gpu(), {"max_batch_size": max_batch_size, "max_prefill_tokens": max_prefill_tokens}
+    on_gpu = backend.on_gpu()
     if config.batch_invariant:
-        return Buckets.of_tiles(**sizes, tile_rows=TILE_ROWS_ON_GPU if on_gpu else TILE_ROWS)
-    split_slots = (1, 16, 64) if session_len > NARROW_LEN else (16, 64)
+        return Buckets.of_tiles(
+            max_batch_size=max_batch_size,
+            max_prefill_tokens=max_prefill_tokens,
+            tile_rows=TILE_ROWS_ON_GPU if on_gpu else TILE_ROWS,
+        )
+    few = (1, 8) if not on_gpu else (1, 16, 64) if session_len > NARROW_LEN else (16, 64)
     return Buckets.of(
-        **sizes,
+        max_batch_size=max_batch_size,
+        max_prefill_tokens=max_prefill_tokens,
         num_decode_steps=config.num_decode_steps,
         min_prefill_tokens=MIN_PREFILL_TOKENS_ON_GPU if on_gpu else MIN_PREFILL_TOKENS,
         max_len=session_len,
         page_len=config.cache_block_seq_len,
-        **({"split_slots": split_slots, "pick_rows": (16,)} if on_gpu else {}),
+        split_slots=few,
+        pick_rows=(16,) if on_gpu else (1, 8),
     )
 
 
