@@ -51,7 +51,11 @@ class GuideCompiler:
         Raises:
             ConfigError: it does not compile, and why.
         """
-        return GrammarGuide(self._matcher(json.dumps(response_format)).deep_copy(), self._vocab_size)
+        try:
+            text = json.dumps(dict(response_format))
+        except (TypeError, ValueError) as error:
+            raise _refusal(response_format, str(error)) from error
+        return GrammarGuide(self._matcher(text).deep_copy(), self._vocab_size)
 
     def _compiled(self, response_format: str) -> Any:
         from llguidance import LLMatcher

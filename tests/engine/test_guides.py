@@ -226,6 +226,7 @@ def test_a_place_that_no_token_leads_out_of_is_an_error(tokenizer, vocabulary, c
         ({"type": "json_schema", "json_schema": {"not": {"type": "string"}}}, "Unimplemented keys"),
         ({"type": "json_schema", "json_schema": "{"}, "Expecting"),
         ({"type": "json_schema", "json_schema": "[1]"}, "a JSON schema is an object"),
+        ({"type": "json_schema", "json_schema": {"enum": {1, 2}}}, "set is not JSON serializable"),
     ],
 )
 def test_what_does_not_compile_is_named_with_the_reason(compiler, response_format, reason):
