@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from checkpoints.affine import AffineTensor
+from checkpoints.affine import AffineTensor, WordTensor
 from checkpoints.eight_bit import EightBitTensor
 from checkpoints.errors import (
     CheckpointError,
@@ -46,6 +46,7 @@ __all__ = [
     "TensorFormat",
     "TensorInfo",
     "UnsupportedFormatError",
+    "WordTensor",
     "is_native",
     "open_checkpoint",
 ]

@@ -90,3 +90,17 @@ class AffineTensor:
             value = self.codes[rows] * scale[groups] + offset[groups]
             dense[rows if self.perm is None else self.perm[rows]] = value
         return dense
+
+
+@dataclass(frozen=True, eq=False)
+class WordTensor:
+    """An AffineTensor of 4 bits whose codes are still eight to a word, for packers that need not see single ones.
+
+    Attributes:
+        words: int32 [K, N / 8] in AWQ's order; `checkpoints.words` unpacks and merges them.
+        scale, offset: as in AffineTensor.
+    """
+
+    words: np.ndarray
+    scale: np.ndarray
+    offset: np.ndarray | None

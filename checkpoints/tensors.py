@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from checkpoints.affine import AffineTensor
+from checkpoints.affine import AffineTensor, WordTensor
 from checkpoints.eight_bit import EightBitTensor
 from checkpoints.errors import MissingTensorError
 from checkpoints.mapping import give_back
@@ -70,12 +70,14 @@ class LogicalTensor:
     Attributes:
         info: what the headers say.
         read: reads it.
+        read_words: reads it with its codes left in words, where it is stored as a WordTensor is.
         check: reads what is small of it (scales, zero points) and raises CheckpointError where that is broken.
     """
 
     info: TensorInfo
     read: Callable[[], Tensor] = field(repr=False)
     check: Callable[[], None] | None = field(default=None, repr=False)
+    read_words: Callable[[], WordTensor] | None = field(default=None, repr=False)
 
 
 class Checkpoint:
@@ -119,6 +121,11 @@ class Checkpoint:
         if name not in self._logical:
             raise MissingTensorError(self.path, name)
         return self._logical[name].read()
+
+    def read_words(self, name: str) -> WordTensor | None:
+        """Reads an affine tensor with its codes left in words; None where the file does not store it so."""
+        reader = self._logical[name].read_words
+        return None if reader is None else reader()
 
     def release(self) -> None:
         """Gives the mapped pages that were read back to the system, which keeps them cached.

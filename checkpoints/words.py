@@ -9,6 +9,8 @@ import numpy as np
 WORD_BITS = 32
 # AWQ's "gemm" order: nibble i of a word holds column _AWQ_COLUMNS[i] of its eight.
 _AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)
+# Masks of a word: the low nibble of each byte, and every second byte.
+_LOW, _EVEN = np.uint32(0x0F0F0F0F), np.uint32(0x00FF00FF)
 _ROWS_AT_ONCE, _PERIODS_AT_ONCE = 64, 8  # input and output of a pass over 10,000 columns stay in a core's cache
 
 
@@ -72,3 +74,26 @@ def unpack_awq(words: np.ndarray) -> np.ndarray:
             np.bitwise_and(raw[rows, :, j], 0x0F, out=codes[rows, :, _AWQ_COLUMNS[2 * j]])
             np.right_shift(raw[rows, :, j], 4, out=codes[rows, :, _AWQ_COLUMNS[2 * j + 1]])
     return codes.reshape(num_rows, -1)
+
+
+def merge_awq(words: np.ndarray) -> np.ndarray:
+    """Codes of four runs of rows together, run j in bits 4 * j, without a code on its own.
+
+    A word is eight codes; four of them, one of each run, are transposed as a 4 x 4 matrix of nibbles is: pairs of runs
+    to a byte of two codes each, then pairs of those to two bytes, which stand in AWQ's order as columns 0 and 1, 4 and
+    5 (from even nibbles), 2 and 3, 6 and 7 (from odd ones).
+
+    Args:
+        words: int32 [4, R, W] in AWQ's order.
+
+    Returns:
+        uint16 [R, 8 W].
+    """
+    a, b, c, d = words.view(np.uint32)
+    merged = np.empty((*a.shape, 4), np.uint32)
+    even = (a & _LOW) | (b & _LOW) << np.uint32(4), (c & _LOW) | (d & _LOW) << np.uint32(4)
+    odd = (a >> np.uint32(4) & _LOW) | (b & ~_LOW), (c >> np.uint32(4) & _LOW) | (d & ~_LOW)
+    for j, (first, second) in enumerate((even, odd)):
+        merged[..., j] = (first & _EVEN) | (second & _EVEN) << np.uint32(8)
+        merged[..., 2 + j] = (first >> np.uint32(8) & _EVEN) | (second & ~_EVEN)
+    return merged.view(np.uint16).reshape(a.shape[0], -1)

@@ -158,12 +158,16 @@ def affine_tensor(
     """
     if perm is not None:
         codes = codes[perm]
+    return AffineTensor(codes, *scale_and_offset(scale, zero, bits), kernel_bits(bits), group_size, perm)
+
+
+def scale_and_offset(scale: np.ndarray, zero: np.ndarray | None, bits: int) -> tuple[np.ndarray, np.ndarray | None]:
+    """Scale and offset [G, N] of an AffineTensor, see `affine_tensor`."""
     if zero is None and bits in KERNEL_BITS:
-        half = scale.dtype == np.float16
-        return AffineTensor(codes, scale if half else scale.astype(np.float32), None, bits, group_size, perm)
+        return scale if scale.dtype == np.float16 else scale.astype(np.float32), None
     wide = scale.astype(np.float32)
     middle = np.float32(1 << bits - 1) if zero is None else zero.astype(np.float32)
-    return AffineTensor(codes, wide, -(middle * wide), kernel_bits(bits), group_size, perm)
+    return wide, -(middle * wide)
 
 
 def say_widened(path: Path, all_bits: Iterable[int]) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from checkpoints.affine import AffineTensor
+from checkpoints.affine import AffineTensor, WordTensor
 from checkpoints.importers.affine import (
     FLOATS,
     Arrays,
@@ -15,6 +15,7 @@ from checkpoints.importers.affine import (
     check_finite,
     hold,
     matrix,
+    scale_and_offset,
     size_of_groups,
     split_modules,
 )
@@ -54,6 +55,11 @@ class _Reader:
         zero = unpack_awq(self.arrays["qzeros"].read()) if "qzeros" in self.arrays else None
         return affine_tensor(codes, scale, zero, bits=BITS, group_size=self.group_size)
 
+    def words(self) -> WordTensor:
+        words, scale = self.arrays["qweight"].read(), self.arrays["scales"].read()
+        zero = unpack_awq(self.arrays["qzeros"].read()) if "qzeros" in self.arrays else None
+        return WordTensor(words, *scale_and_offset(scale, zero, BITS))
+
     def check(self) -> None:
         check_finite(self.arrays["scales"])
 
@@ -72,4 +78,4 @@ def _logical(module: str, arrays: Arrays, configured: int | None) -> LogicalTens
     num_bytes = sum(a.num_bytes for a in arrays.values())
     reader = _Reader(arrays, group_size)
     info = TensorInfo(f"{module}.weight", (out_dim, in_dim), form, qweight.file, num_bytes)
-    return LogicalTensor(info, reader, reader.check)
+    return LogicalTensor(info, reader, reader.check, reader.words)

@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from checkpoints import AffineTensor
+from checkpoints import AffineTensor, WordTensor
 from pallas_kernels.affine_linear import AffineWeights, PackedAffine, pack, unpack
+from tests.checkpoints import layouts
 from turbojax.core.weights import Linear
 from turbojax.models.affine_stack import AffineStack
 from turbojax.models.packing import pack_linear, regrouped
@@ -83,3 +84,27 @@ def test_fill_interleaves_runs(turned):
     fill(out, [np.asfortranarray(p) for p in parts] if turned else parts, 4)
     want = np.concatenate([p for r in range(4) for p in (parts[0][2 * r : 2 * r + 2], parts[1][r : r + 1])])
     np.testing.assert_array_equal(out, want)
+
+
+@pytest.mark.parametrize(("K", "g"), [(256, 64), (256, 32), (128, 32), (512, 128)])
+def test_words_pack_as_their_codes_do(K, g):
+    """In AWQ's order, two parts in four runs of rows each; planes of 64 words a column and of 32."""
+    tensors = [affine(K, N, 4, g, seed) for seed, N in enumerate((64, 32))]
+    words = [WordTensor(layouts.awq_rows(t.codes), t.scale, t.offset) for t in tensors]
+    stacks = []
+    for parts in (tensors, words):
+        stack = AffineStack(LinearSpec(K, 96, GroupedAffine(4, g, has_offset=True)), 1, pack=True)
+        assert stack.takes_words
+        stack.write(0, parts, [None, None], 4)
+        stacks.append(stack.weights())
+    for field in ("words", "scale", "shift"):
+        np.testing.assert_array_equal(*(getattr(stack, field) for stack in stacks), err_msg=field)
+
+
+def test_words_are_not_taken_where_codes_must_be_seen():
+    whole_tiles = LinearSpec(256, 8, GroupedAffine(4, 32))
+    assert AffineStack(whole_tiles, 1, pack=True).takes_words
+    assert not AffineStack(whole_tiles, 1, pack=True, whole=False).takes_words
+    assert not AffineStack(whole_tiles, 1, pack=False).takes_words
+    for K, bits in ((96, 4), (256, 8)):
+        assert not AffineStack(LinearSpec(K, 8, GroupedAffine(bits, 32)), 1, pack=True).takes_words

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
-from checkpoints import AffineTensor, Checkpoint, EightBitTensor
+from checkpoints import AffineTensor, Checkpoint, EightBitTensor, Tensor, WordTensor
 from pallas_kernels.affine_linear import AffineWeights, PackedAffine
 from pallas_kernels.eight_bit_linear import EightBitWeights
 from turbojax.core.weights import LayerWeights, Linear, Weights
@@ -94,17 +94,22 @@ class Reader:
 
         return self.stack(layers, parts_of)
 
+    def codes(self, name: str, takes_words: bool) -> AffineTensor | WordTensor:
+        """An affine tensor, its codes left in words where the file has them so and they are wanted so."""
+        tensor: Tensor | WordTensor | None = self.checkpoint.read_words(name) if takes_words else None
+        tensor = self.checkpoint.read(name) if tensor is None else tensor
+        assert isinstance(tensor, AffineTensor | WordTensor), f"{name} is planned as affine"
+        return tensor
+
     def affine(
         self, parts: Sequence[str], layers: Sequence[int], spec: LinearSpec, num_runs: int, pack: bool
     ) -> AffineWeights | PackedAffine:
         """Codes of the parts, joined along N and stacked; they never become floats, and are packed as they come."""
-        stack = AffineStack(spec, len(layers), pack)
         sources = [self.arch.sources[part] for part in parts]
+        stack = AffineStack(spec, len(layers), pack, whole=all(source.rows is None for source in sources))
 
         def read(i: int, layer: int) -> int:
-            read_all = (self.checkpoint.read(source.at(layer)) for source in sources)
-            tensors = [tensor for tensor in read_all if isinstance(tensor, AffineTensor)]
-            assert len(tensors) == len(parts), f"{parts} of layer {layer} are planned as affine"
+            tensors = [self.codes(source.at(layer), stack.takes_words) for source in sources]
             return stack.write(i, tensors, [source.rows for source in sources], num_runs)
 
         self.each(layers, read)
