@@ -31,7 +31,7 @@ class Session:
     Attributes:
         history: (prompt, text of the answer) of each turn.
         response: of the last turn; None before there is one, and while it streams.
-        generator: pieces of the turn that streams.
+        generator: pieces of the turn that streams; None once `finish` or `close` was called.
     """
 
     def __init__(self, pipe: Pipeline, conversation: Conversation, gen_config: GenerationConfig | None = None) -> None:
@@ -78,6 +78,7 @@ class Session:
         assert self.generator is not None, "no turn was begun"
         for _ in self.generator:
             pass
+        self.generator = None
         assert self.response is not None
         return self.response
 
