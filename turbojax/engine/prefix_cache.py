@@ -28,7 +28,7 @@ class Match(NamedTuple):
     num_tokens: int
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Trail:
     """A request's place in the trie.
 

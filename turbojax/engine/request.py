@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -46,7 +45,7 @@ class Progress(NamedTuple):
     prompt_outputs: RowOutputs | None = None
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)  # a step looks at every running request: slots are half of the memory to read
 class Request:
     """A sequence to complete.
 
@@ -105,11 +104,14 @@ class Request:
     served_at: int = 0
     finish_reason: str | None = None
     trail: Trail = field(default_factory=Trail)
+    _is_plain: bool | None = field(default=None, init=False, repr=False)
 
-    @cached_property
+    @property
     def is_plain(self) -> bool:
         """Several of its tokens may come of one call: nothing beside them is wanted, nor done to their logits."""
-        return self.sampling.is_plain and self.guide is None and not self.wants.of_tokens
+        if self._is_plain is None:
+            self._is_plain = self.sampling.is_plain and self.guide is None and not self.wants.of_tokens
+        return self._is_plain
 
     @property
     def num_tokens(self) -> int:
