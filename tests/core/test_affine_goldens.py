@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pallas_kernels.affine_linear import PackedAffine, affine_linear, unpack
-from tests.core.test_eight_bit import logits_of, recorded
+from tests.core.test_eight_bit import logits_of, recorded, rms_of_errors
 from tests.core.test_goldens import GOLDENS
 from turbojax.models.model import load_model
 
@@ -32,6 +32,18 @@ def test_against_transformers(case):
         likely = np.asarray(jax.nn.log_softmax(got[: end - 1], axis=-1))[np.arange(end - 1), ids[1:]]
         np.testing.assert_allclose(likely, logprobs, atol=tolerance["logprobs_atol"], rtol=0, err_msg=name)
         np.testing.assert_array_equal(got[end - 1 :].argmax(-1), new, err_msg=name)
+
+
+@pytest.mark.parametrize("name", ["awq_gemm_g64", "ct_w4_asym_g32"])
+def test_in_16_bits_as_near_as_the_library_is(goldens, name):
+    [case] = [c for c in affine_cases() if c["name"] == name]
+    dtype, engine = ("float16", "f16_engine") if name.startswith("awq") else ("bfloat16", "bf16_engine")
+    prompts, tolerance = recorded(case), case["tolerance"][engine]
+    got = logits_of(load_model(goldens / name, dtype=dtype), prompts)
+    assert rms_of_errors(got, prompts) < tolerance["logits_rms"]
+    for logits, (prompt, ids, want, _, _) in zip(got, prompts, strict=True):
+        end = len(ids)
+        np.testing.assert_allclose(logits[end - 4 : end], want, atol=tolerance["logits_atol"], rtol=0, err_msg=prompt)
 
 
 def linears(model):
