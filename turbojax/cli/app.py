@@ -16,7 +16,7 @@ from turbojax.cli.console import say_error
 from turbojax.cli.environment import prepare_environment
 from turbojax.cli.generate import generate
 from turbojax.cli.lite import lite
-from turbojax.cli.lite_audit import perplexity
+from turbojax.cli.lite_audit import audit, calibrate, perplexity
 from turbojax.errors import TurbojaxError
 
 
@@ -65,6 +65,8 @@ app.command()(chat)
 app.command("check_env")(check_env)
 app.add_typer(bench)
 lite.command()(perplexity)
+lite.command()(audit)
+lite.command()(calibrate)
 app.add_typer(lite)
 
 
