@@ -1,5 +1,7 @@
 """Real models with KV of 16, 8 and 4 bits: cached = computed, together = alone, preempted = undisturbed."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -9,7 +11,9 @@ from turbojax.api import Pipeline
 from turbojax.assembly import assemble_model
 from turbojax.configs import EngineConfig, GenerationConfig
 from turbojax.engine.block_pool import BlockPool
+from turbojax.engine.plan import SamplingParams
 from turbojax.engine.prefix_cache import PrefixCache
+from turbojax.engine.request import Request
 from turbojax.engine.scheduler import Scheduler
 from turbojax.models.model import load_model
 
@@ -104,3 +108,16 @@ def test_what_a_request_gives_does_not_depend_on_what_the_pool_had(request, name
     preempted, counted = engine.generate(prompts, together=True, num_pages=6)
     assert counted.num_preemptions > 0
     assert_same(model, prompts, preempted, alone, bits)
+
+
+def test_an_engine_shares_only_among_lengths_that_its_rope_treats_alike(goldens):
+    """Nothing runs: sequences of 32 tokens and of 33 have other keys, so they begin in different places."""
+    model = load_model(goldens / "llama_plain", dtype="float32")
+    layer = model.spec.segments[0].layer
+    rope = replace(layer.rope, kind="longrope", long_inv_freq=layer.rope.inv_freq, original_max_len=32)
+    segments = tuple(replace(segment, layer=replace(segment.layer, rope=rope)) for segment in model.spec.segments)
+    settings = EngineConfig(**(SMALL | {"cache_max_entry_count": NUM_PAGES}))
+    cache = assemble_model(replace(model, spec=replace(model.spec, segments=segments)), settings).scheduler._cache
+    requests = [Request(0, np.zeros(length, np.int32), SamplingParams(), (), 100) for length in (31, 32, 33)]
+    names = [cache._root_key(r) for r in requests]
+    assert names[0] == names[1] != names[2]
