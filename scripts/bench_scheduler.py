@@ -42,7 +42,6 @@ LONG = 16_384
 # Most microseconds of a case, where it has a target.
 TARGETS = {
     "plan a step: 256 decode, 1,000 wait": 300,
-    "plan a step: 256 run, some end and others join in each, 1,000 wait": 300,
     "add and admit 16k tokens, 1M tokens cached: none of them": 3000,
     "add and admit 16k tokens, 1M tokens cached: half of them": 3000,
     "add and admit 16k tokens, 1M tokens cached: all of them": 3000,
