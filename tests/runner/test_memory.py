@@ -1,6 +1,7 @@
 """The memory plan: what is left for the pool, what is refused, and how far the estimate of the workspace is off."""
 
 import logging
+from dataclasses import replace
 from typing import ClassVar
 
 import jax
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from tests.runner.harness import SMALL
 from turbojax import assembly, memory
 from turbojax.assembly import assemble_model, limits_of, plan_engine, state_maker
-from turbojax.buckets import Buckets, PickShape
+from turbojax.buckets import MAX_PROGRAMS, Buckets, PickShape
 from turbojax.configs import EngineConfig
 from turbojax.engine.metrics import EngineMetrics
 from turbojax.errors import OutOfMemoryError
@@ -146,6 +147,9 @@ def test_limits_and_eagerness_follow_the_platform(loaded, free, monkeypatch, on_
     config = EngineConfig(session_len=64, cache_max_entry_count=20, compile_ahead=None)
     found, buckets = limits_of(config, loaded.spec)
     assert (found.num_slots, found.max_prefill_tokens) == limits
+    assert buckets.num_programs <= MAX_PROGRAMS
+    invariant, tiles = limits_of(replace(config, batch_invariant=True, num_decode_steps=4), loaded.spec)
+    assert (tiles.tile_rows, invariant.num_decode_steps) == (64 if on_gpu else 8, 1)
     plan_engine(loaded, config, found, buckets, EngineMetrics())
     assert len(FakeExecutables.compiled) == on_gpu
     given, _ = limits_of(

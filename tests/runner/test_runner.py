@@ -24,6 +24,9 @@ def test_nothing_is_traced_or_compiled_after_warm_up_over_a_mixed_load(model, go
         pipe([p * 2 for p in prompts], [GREEDY, sampled] * (len(prompts) // 2) + [GREEDY] * (len(prompts) % 2))
         for prompt in prompts:
             pipe(prompt, sampled)
+        rich = {"logprobs": 2, "prompt_logprobs": 0, "output_logits": "all", "repetition_penalty": 1.2}
+        for config in (rich, {"bad_token_ids": [3]}, {"output_last_hidden_state": "generation"}):
+            pipe(prompts, [GREEDY, GenerationConfig(max_new_tokens=5, **config)] * 2 + [GREEDY] * (len(prompts) - 4))
         assert metrics.num_traces == num_traces <= metrics.num_compilations
         assert metrics.num_late_compilations == 0
         assert late == [], "XLA compiled something that is no step"
