@@ -28,7 +28,7 @@ class PacedRunner(FakeRunner):
 
     def dispatch(self, plan):
         assert self.gate.wait(10)
-        time.sleep(0.0005)
+        time.sleep(0.001)
         return super().dispatch(plan)
 
 
@@ -93,7 +93,7 @@ def test_a_caller_that_keeps_the_engine_full_is_never_refused():
 @pytest.mark.parametrize("whole", [True, False])
 def test_a_time_out_ends_a_request_with_what_it_has(whole):
     pipe, _ = make()
-    config = GenerationConfig(max_new_tokens=900, timeout_s=0.05)
+    config = GenerationConfig(max_new_tokens=900, timeout_s=0.4)
     with pipe:
         pieces = [pipe([1, 2], config)] if whole else list(pipe.stream_infer([1, 2], config))
         last, token_ids = pieces[-1], [t for p in pieces for t in p.token_ids]
@@ -149,11 +149,16 @@ def test_callers_that_go_away_at_any_moment_leave_nothing_behind(seconds):
 
 def test_closing_the_pipeline_ends_what_waits_too():
     pipe, gate = make(num_slots=1)
-    gate.clear()
     stream = pipe.stream_infer([[1], [2], [3]], LONG)
-    threading.Timer(0.02, gate.set).start()
-    threading.Timer(0.03, pipe.close).start()
+    next(stream)
+    gate.clear()
+    closer = threading.Thread(target=pipe.close)
+    closer.start()
+    while pipe._loop._end is None:
+        time.sleep(0.001)
+    gate.set()
     ends = [piece for piece in stream if piece.finish_reason]
+    closer.join(10)
     assert [end.finish_reason for end in ends] == ["error"] * 3
     assert not pipe._loop._open
     with pytest.raises(EngineClosedError):
