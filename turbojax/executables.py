@@ -20,7 +20,7 @@ from turbojax.core.weights import Weights
 from turbojax.engine.metrics import EngineMetrics
 from turbojax.engine.plan import MAX_LOGPROBS, StepPlan
 from turbojax.processors import LogitsProcessor
-from turbojax.program_cache import ProgramCache
+from turbojax.program_cache import ProgramCache, jax_cache_hits
 
 JOIN, JOIN_RULES, COPY_PAGES = "join", "join_rules", "copy_pages"  # buckets.NUM_OTHER_PROGRAMS
 # XLA compiles a program on one thread for most of its time; more threads than this only compete for memory.
@@ -170,8 +170,13 @@ class Executables:
         return lowered, backend.num_fallbacks() == num_fallbacks
 
     def _compile(self, key: Hashable, lowered: Any, is_sound: bool) -> Any:
-        program, cache = lowered.compile(), self._cache_of(key)
-        if cache is not None and is_sound:  # tracing says what falls back, so it is traced at each start
+        cache = self._cache_of(key)
+        with jax_cache_hits() as hits:
+            program = lowered.compile()
+        # Tracing says what falls back, so it is traced at each start. A CPU's program that JAX read from its own cache
+        # has lost its machine code to a second saving: it would be read, and fail when it runs.
+        is_whole = not hits or jax.default_backend() != "cpu"
+        if cache is not None and is_sound and is_whole:
             cache.save(key, program)
         return program
 

@@ -12,6 +12,7 @@ import functools
 import hashlib
 import logging
 import os
+import threading
 import time
 from collections.abc import Hashable, Iterator
 from importlib import metadata
@@ -46,6 +47,27 @@ def use_compilation_cache() -> None:
         jax.config.update("jax_compilation_cache_dir", str(cache_dir() / "xla"))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+_hits = threading.local()
+
+
+def _heard(event: str, **_: Any) -> None:
+    if event == "/jax/compilation_cache/cache_hits" and getattr(_hits, "found", None) is not None:
+        _hits.found.append(event)
+
+
+jax.monitoring.register_event_listener(_heard)
+
+
+@contextlib.contextmanager
+def jax_cache_hits() -> Iterator[list[str]]:
+    """What JAX's own cache gives to this thread meanwhile."""
+    _hits.found = []
+    try:
+        yield _hits.found
+    finally:
+        _hits.found = None
 
 
 class ProgramCache:

@@ -6,6 +6,7 @@ import time
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 from turbojax import executables as executables_module
 from turbojax import program_cache
@@ -22,11 +23,13 @@ BUCKETS = Buckets.of(max_batch_size=1, max_prefill_tokens=16, num_decode_steps=1
 
 @pytest.fixture
 def folder(tmp_path):
-    """JAX's cache, somewhere else for this test."""
+    """JAX's cache, somewhere else for this test and empty."""
     before = jax.config.jax_compilation_cache_dir
     jax.config.update("jax_compilation_cache_dir", str(tmp_path))
+    compilation_cache.reset_cache()
     yield tmp_path / FOLDER
     jax.config.update("jax_compilation_cache_dir", before)
+    compilation_cache.reset_cache()
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +40,13 @@ def loaded(model):
 def make(loaded, num_pages=5):
     state = init_state(loaded.spec, num_slots=1, num_pages=num_pages, page_len=16, max_len=32)
     return Executables(loaded.weights, state, BUCKETS, EngineMetrics()), state
+
+
+def forget_jax(folder):
+    """Empties JAX's own cache, so that the next program is compiled."""
+    for path in folder.parent.iterdir():
+        if path.is_file():
+            path.unlink()
 
 
 def test_a_second_engine_traces_nothing_and_runs_the_same(loaded, folder):
@@ -61,12 +71,28 @@ def test_a_torn_file_is_written_anew(loaded, folder):
     (path,) = (path for path in folder.rglob("*") if path.is_file())
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
+    forget_jax(folder)
     second, _ = make(loaded)
     assert second.join is not None
     assert second.metrics.num_traces == 1
     third, _ = make(loaded)
     assert third.join is not None
     assert third.metrics.num_traces == 0
+
+
+def test_what_jax_read_from_its_own_cache_is_not_saved_again_and_runs(loaded, folder):
+    """On a CPU it could be read, and would not find its own functions when it runs: after an upgrade, say."""
+    first, _ = make(loaded)
+    assert first.join is not None
+    for path in folder.rglob("*"):  # as if other sources had made another folder
+        if path.is_file():
+            path.unlink()
+    for _ in range(2):
+        again, state = make(loaded)
+        state = again.join(state, again.batches.joins(()))
+        assert again.metrics.num_programs_read == 0
+        assert int(state.slots.length.sum()) == 0
+    assert not [path for path in folder.rglob("*") if path.is_file()]
 
 
 def test_a_cache_that_can_only_be_read_is_read(loaded, folder, monkeypatch):
