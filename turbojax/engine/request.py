@@ -136,6 +136,7 @@ class Request:
 
     def as_join(self) -> SlotJoin:
         """What the device needs to know of it as it takes its slot."""
+        counts_tokens = self.sampling.counts_tokens
         return SlotJoin(
             slot=self.slot,
             page_ids=(tuple(self.page_ids),),
@@ -148,8 +149,8 @@ class Request:
             output_logits=self.wants.logits is not None,
             output_hidden=self.wants.hidden is not None,
             has_guide=self.guide is not None,
-            prompt_ids=self.prompt_ids if self.sampling.counts_tokens else None,
-            output_ids=np.asarray(self.generated_ids, np.int32) if self.sampling.counts_tokens else None,
+            prompt_ids=self.prompt_ids if counts_tokens else None,
+            output_ids=np.asarray(self.generated_ids, np.int32) if counts_tokens else None,
         )
 
     def as_chunk(self, start: int, end: int) -> PrefillChunk:
