@@ -1,6 +1,7 @@
 """Gaps between the tokens of streams beside a long prompt, on an engine without a device."""
 
 import contextlib
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -32,6 +33,7 @@ class Bench:
 
         def watched(plan):
             num_tokens = sum(len(chunk.token_ids) for chunk in plan.prefill_chunks)
+            time.sleep(0.002)  # a step takes longer than a thread needs to wake up
             self.num_tokens_of_steps.append((len(plan.decode_slots), num_tokens))
             return dispatch(plan)
 

@@ -100,14 +100,22 @@ class Streams:
                     or all(len(times) >= goal for times, goal in zip(self.times_s, goals, strict=True))
                 )
             )
-        if self._error is not None:
-            raise BenchError(f"a stream failed: {self._error}") from self._error
+        self._check()
 
     def end(self) -> None:
-        """Ends all streams at their next token."""
+        """Ends all streams at their next token.
+
+        Raises:
+            BenchError: a stream had ended already.
+        """
         with self._changed:
             self._is_over = True
             self._changed.wait_for(lambda: self._num_ended >= len(self.times_s))
+        self._check()
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise BenchError(f"a stream failed: {self._error}") from self._error
 
     def gaps_ms(self, windows: Sequence[Window]) -> list[float]:
         """Milliseconds before each token that came in one of the windows."""
