@@ -41,6 +41,11 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         return self._inner.chat_template is not None
 
+    @property
+    def chat_template(self) -> str | None:
+        """The Jinja template that conversations are written with."""
+        return self._inner.chat_template
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text, with the start token where the model wants one."""
         return self._inner.encode(text, add_special_tokens=add_special_tokens)

@@ -1,0 +1,1 @@
+"""turbojax behind other tools' interfaces; each module needs its own extra."""
