@@ -78,11 +78,10 @@ class Cache(RuleBasedStateMachine):
         name, r = self.holders[pick % len(self.holders)]
         end = min(r.num_committed_tokens + num_tokens, r.num_tokens)
         r.num_committed_tokens = end
-        self.record(name, r)
         self.cache.enter(r)
         if tail:
             self.cache.enter_tail(r)
-            self.record(name, r)
+        self.record(name, r)
 
     def record(self, name, r):
         """What its own pages hold now; of one in the trie that is not full, what the trie says it holds."""
