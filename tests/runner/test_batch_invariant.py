@@ -68,3 +68,18 @@ def test_few_programs_do_for_all_steps(loaded):
     limits, buckets = assembly.limits_of(assembly.EngineConfig(batch_invariant=True), loaded.spec)
     assert buckets.num_programs == 6
     assert limits.num_decode_steps == 1
+
+
+@pytest.mark.slow
+def test_smollm2_alone_and_in_company(smollm2):
+    """4-bit and 8-bit codes, KV8: tiles that prompts share, against tiles of their own."""
+    smol = load_model(smollm2, dtype="float32", kv_bits=(8, 8))
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(0, 40000, num_tokens).tolist() for num_tokens in (40, 7, 25)]
+    configs = [dataclasses.replace(config, max_new_tokens=4) for config in GEN_CONFIGS]
+    limits = {"session_len": 256, "max_batch_size": 3, "max_prefill_token_num": 64, "cache_max_entry_count": 49}
+    together, _ = run(smol, prompts, configs, **limits)
+    for prompt, config, one in zip(prompts, configs, together, strict=True):
+        (alone,), _ = run(smol, [prompt], [config], **limits)
+        assert alone.token_ids == one.token_ids
+        np.testing.assert_array_equal(alone.logits.view(np.uint32), one.logits.view(np.uint32))
