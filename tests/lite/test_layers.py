@@ -51,8 +51,7 @@ def test_factors_of_every_input_can_be_folded_away(folder):
 def test_statistics_are_those_of_the_inputs(folder):
     source = FloatModel(folder)
     layer, hidden = source.layer(0), source.embed(IDS)
-    stats, out = observe(source, layer, hidden, batch_size=1)
-    np.testing.assert_allclose(out, advance(source, layer, hidden, batch_size=2), atol=2e-4)
+    stats = observe(source, layer, hidden, batch_size=1)
     norm = layer.others[source.arch.sources["attn_norm"].at(0)] + source.arch.norm_offset
     x = hidden.reshape(-1, hidden.shape[2]).astype(np.float64)
     x = x / np.sqrt(np.mean(x**2, axis=1, keepdims=True) + source.arch.norm_eps) * norm

@@ -93,7 +93,8 @@ class FloatModel:
             return np.ascontiguousarray(tensor.dequantize().T)
         if isinstance(tensor, EightBitTensor):
             return tensor.dequantize()
-        return np.ascontiguousarray(cast(tensor, F32))
+        values = np.ascontiguousarray(cast(tensor, F32))
+        return values if values.flags.writeable else values.copy()
 
     def weight_names(self, layer: int) -> list[str]:
         """The linears of a layer."""

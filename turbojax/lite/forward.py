@@ -112,16 +112,16 @@ def forward_batch(x: jax.Array, w: LayerWeights, layer_spec: LayerSpec, spec: Mo
 @functools.partial(jax.jit, static_argnames=("layer_spec", "spec", "stride"))
 def observe_batch(
     x: jax.Array, w: LayerWeights, layer_spec: LayerSpec, spec: ModelSpec, stride: int
-) -> tuple[LayerInputs, LayerInputs, jax.Array]:
-    """Sums over a batch [B, T, D], every `stride`-th token of each input, and what is behind the layer."""
+) -> tuple[LayerInputs, LayerInputs]:
+    """Sums over a batch [B, T, D], and every `stride`-th token of each input; the down projection is left out."""
     flat, rows = x.reshape(-1, x.shape[-1]), sequence_rows(x.shape[0], x.shape[1])
-    out, inputs = run_layer(flat, w, rows, layer_spec, spec)
+    _, inputs = run_layer(flat, w, rows, layer_spec, spec)
 
     def sums(x: jax.Array) -> Sums:
         gram = jnp.matmul(x.T, x, precision=lax.Precision.HIGHEST)
         return Sums(gram, jnp.sum(jnp.abs(x), axis=0), jnp.max(jnp.abs(x), axis=0))
 
-    return jax.tree.map(sums, inputs), jax.tree.map(lambda x: x[::stride], inputs), out.reshape(x.shape)
+    return jax.tree.map(sums, inputs), jax.tree.map(lambda x: x[::stride], inputs)
 
 
 def batches(num_seqs: int, batch_size: int) -> Iterator[slice]:
@@ -139,18 +139,15 @@ def advance(model: FloatModel, layer: FloatLayer, hidden: np.ndarray, batch_size
     return out
 
 
-def observe(
-    model: FloatModel, layer: FloatLayer, hidden: np.ndarray, batch_size: int
-) -> tuple[dict[str, InputStats], np.ndarray]:
-    """What the linears of a layer read, by the name of their group, and the stream behind the layer."""
+def observe(model: FloatModel, layer: FloatLayer, hidden: np.ndarray, batch_size: int) -> dict[str, InputStats]:
+    """What the linears of a layer read, by the name of their group, from the stream [B, T, D] before it."""
     w, spec = layer_weights(model, layer), model.layer_spec(layer.index)
     num_tokens = hidden.shape[0] * hidden.shape[1]
-    stride, totals, kept, out = -(-num_tokens // NUM_ROWS), None, [], np.empty_like(hidden)
+    stride, totals, kept = -(-num_tokens // NUM_ROWS), None, []
     for some in batches(len(hidden), batch_size):
-        sums, rows, y = observe_batch(jnp.asarray(hidden[some]), w, spec, model.spec, stride)
+        sums, rows = observe_batch(jnp.asarray(hidden[some]), w, spec, model.spec, stride)
         totals = sums if totals is None else add(totals, sums)
         kept.append(rows)
-        out[some] = np.asarray(y)
     stats = {}
     for group in model.groups:
         found: Sums = getattr(totals, group.name)
@@ -160,4 +157,4 @@ def observe(
             max_abs=np.asarray(found.largest),
             rows=np.concatenate([np.asarray(getattr(rows, group.name)) for rows in kept]),
         )
-    return stats, out
+    return stats

@@ -87,16 +87,18 @@ def quantise(task: Task, progress: Progress | None = None) -> Report:
         raise CheckpointFileError(task.work_dir, "exists already", hint="choose another --work-dir, or remove it")
     model = open_source(task)
     tokenizer = load_tokenizer(task.source)
-    hidden = None
+    ids = None
+    if task.calibration is not None:
+        ids = calibration_ids(task.calibration, tokenizer, model.arch.vocab_size)
     work = WorkFolder(task.work_dir.with_name(task.work_dir.name + ".partial"), task.settings())
-    if task.calibration is not None and work.num_done < model.num_layers:
-        hidden = work.stream()
-        if hidden is None:
-            hidden = model.embed(calibration_ids(task.calibration, tokenizer, model.arch.vocab_size))
+    hidden = None
+    if ids is not None and work.num_done < model.num_layers:
+        hidden = work.stream() if work.num_done else model.embed(ids)
     for index in range(work.num_done, model.num_layers):
         say("layer", index, model.num_layers)
         layer, hidden = quantise_layer(task, model, index, hidden)
         work.finish_layer(index, layer, hidden)
+        model.checkpoint.release()
     say("layer", model.num_layers, model.num_layers)
     report = write(task, model, work, tokenizer, start, say)
     work.remove()
@@ -137,7 +139,7 @@ def quantise_layer(
     if hidden is None or task.calibration is None:
         return task.method.quantise(model, layer, {}), None
     batch_size = task.calibration.batch_size
-    stats, _ = observe(model, layer, hidden, batch_size)
+    stats = observe(model, layer, hidden, batch_size)
     for name, found in stats.items():
         if not np.isfinite(found.gram).all():
             raise LiteError(f"{task.source}: the input of {name} in layer {index} is not finite on calibration tokens")

@@ -53,10 +53,9 @@ class WorkFolder:
             count += 1
         return count
 
-    def stream(self) -> np.ndarray | None:
-        """The stream behind the last finished layer, float32 [B, T, D]; None before the first."""
-        done = self.num_done
-        return np.load(self._stream(done)) if done else None
+    def stream(self) -> np.ndarray:
+        """The stream behind the last finished layer, float32 [B, T, D]."""
+        return np.load(self._stream(self.num_done))
 
     def finish_layer(self, index: int, layer: QuantisedLayer, stream: np.ndarray | None) -> None:
         """Keeps a layer; what a crash leaves half written does not count."""
