@@ -69,6 +69,8 @@ def paged_decode_attention(
         check_page_ids("block_tables", block_tables, pages)
     function = ScoreFunction(scale, window, softcap)
     check(q, pages, block_tables, lengths, sinks, function)
+    if q.shape[0] == 0:  # no work to cut
+        return q
     chosen = backend.choose("paged_decode_attention", implementation, kernel_problem(q, pages))
     if chosen == "reference":
         return reference_decode(q, pages, layer, block_tables, lengths, scale, window, softcap, sinks)
@@ -113,6 +115,8 @@ def paged_prefill_attention(
     check(q, pages, block_tables, history_lens, sinks, function)
     if chunk_starts.shape != (history_lens.shape[0] + 1,):
         raise ValueError(f"chunk_starts: shape {chunk_starts.shape}, accepted: ({history_lens.shape[0] + 1},)")
+    if q.shape[0] == 0 or history_lens.shape[0] == 0:
+        return jnp.zeros_like(q)
     chosen = backend.choose("paged_prefill_attention", implementation, kernel_problem(q, pages))
     if chosen == "reference":
         return reference_prefill(

@@ -65,6 +65,18 @@ def test_public_functions_take_the_interpreter():
     assert relative_error(found, wanted) < TOLERANCE
 
 
+@pytest.mark.parametrize("implementation", ["reference", "interpret"])
+def test_nobody_attends_to_nothing(implementation):
+    _, pages, tables, *_ = decode_problem(Case(32, 1, 8, 8), jnp.bfloat16)
+    nobody, options = jnp.zeros((0, 2, 32), jnp.bfloat16), {"scale": 1.0, "implementation": implementation}
+    none = jnp.zeros(0, jnp.int32)
+    found = paged_decode_attention(nobody, pages, jnp.int32(1), tables[:0], none, **options)
+    assert (found.shape, found.dtype) == (nobody.shape, nobody.dtype)
+    padding, starts = jnp.ones((3, 2, 32), jnp.bfloat16), jnp.zeros(1, jnp.int32)
+    found = paged_prefill_attention(padding, pages, jnp.int32(1), tables[:0], starts, none, **options)
+    np.testing.assert_array_equal(np.asarray(found, np.float32), np.zeros((3, 2, 32)))
+
+
 def test_float32_pages_are_refused_by_the_kernel():
     q, pages, tables, lengths, _ = decode_problem(Case(32, 1), jnp.float32)
     with pytest.raises(ValueError, match="16-bit k pages hold float32"):
