@@ -27,8 +27,9 @@ from turbojax.engine.prefix_cache import PrefixCache
 from turbojax.engine.scheduler import Scheduler
 from turbojax.errors import ConfigError, OutOfMemoryError
 from turbojax.executables import Executables
-from turbojax.kv_policy import policy_in, read_kv_policy, with_kv_policy
+from turbojax.kv_policy import policy_in, read_k_scale, read_kv_policy, with_kv_policy
 from turbojax.memory import MemoryPlan, estimate_workspace, plan_memory, refusal
+from turbojax.models.key_scale import with_k_scale
 from turbojax.models.model import Model, load_model
 from turbojax.models.packing import pack_weights
 from turbojax.models.spec import ModelSpec
@@ -222,10 +223,11 @@ def open_model(path: Path, config: EngineConfig, advance: Callable[[float], None
         model = with_kv_bits(model, config.kv_bits, bool(config.kv_hadamard))
         return replace(model, weights=jax.device_put(pack_weights(model.weights))) if packed else model
     config = with_kv_policy(config, read_kv_policy(path))
-    return load_model(
+    model = load_model(
         path, dtype=config.dtype, kv_bits=config.kv_bits, kv_hadamard=bool(config.kv_hadamard),
         model_format=config.model_format, pack=packed, progress=advance,
     )  # fmt: skip
+    return with_k_scale(model, read_k_scale(path))
 
 
 def eos_ids(model_config: Mapping[str, Any], generation_config: Mapping[str, Any]) -> tuple[int, ...]:

@@ -11,10 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from turbojax.configs import KV_BITS, EngineConfig
 from turbojax.errors import ModelConfigError
 
 ENTRY = "turbojax"  # of config.json
+K_SCALE = "turbojax_k_scale.npy"
 SIDE_CAR = ".turbojax.json"  # behind the name of a file that has no config.json
 
 
@@ -44,7 +47,8 @@ def policy_of(entry: Any, file: Path) -> KVPolicy | None:
     if entry is None or entry == {}:
         return None
     found = entry if isinstance(entry, Mapping) else {}
-    layers, hadamard = found.get("kv_policy"), found.get("kv_hadamard", False)
+    layers: Any = found.get("kv_policy")
+    hadamard = found.get("kv_hadamard", False)
     if not are_bits(layers) or not isinstance(hadamard, bool):
         raise ModelConfigError(
             f"{file}: the entry {ENTRY!r} is {entry!r}; kv_policy must be a [bits of K, bits of V] of 16, 8 or 4 for "
@@ -114,6 +118,41 @@ def write_kv_policy(path: Path, policy: KVPolicy) -> Path:
         content = policy.entry()
     with tempfile.NamedTemporaryFile("w", dir=file.parent, suffix=".json", delete=False, encoding="utf-8") as new:
         new.write(json.dumps(content, indent=2) + "\n")
+    os.chmod(new.name, 0o644)
+    Path(new.name).replace(file)
+    return file
+
+
+def scale_file(path: Path) -> Path:
+    """Where a checkpoint keeps the scale of its keys: a .npy file in its folder, or behind the name of its file."""
+    return path / K_SCALE if path.is_dir() else path.with_name(f"{path.name}.{K_SCALE}")
+
+
+def read_k_scale(path: Path) -> np.ndarray | None:
+    """float32 [layers, K, H], what keys are multiplied by before the Hadamard matrix; None where nothing says it.
+
+    Raises:
+        ModelConfigError: the file is broken.
+    """
+    file = scale_file(path)
+    if not file.is_file():
+        return None
+    try:
+        scale = np.load(file, allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise ModelConfigError(
+            f"{file}: is no .npy file ({error}); make it again with `turbojax lite calibrate`"
+        ) from error
+    if scale.dtype != np.float32 or scale.ndim != 3 or not np.all(np.isfinite(scale) & (scale > 0)):
+        raise ModelConfigError(f"{file}: must be float32 [layers, KV heads, head dim], finite and above 0")
+    return scale
+
+
+def write_k_scale(path: Path, scale: np.ndarray) -> Path:
+    """Keeps the scale with a checkpoint; the file is replaced whole."""
+    file = scale_file(path)
+    with tempfile.NamedTemporaryFile(dir=file.parent, suffix=".npy", delete=False) as new:
+        np.save(new, scale.astype(np.float32))
     os.chmod(new.name, 0o644)
     Path(new.name).replace(file)
     return file

@@ -25,6 +25,7 @@ def rope_write(
     norm: HeadNorm | None = None,
     dtype: jnp.dtype | None = None,
     hadamard: bool = False,
+    k_scale: jax.Array | None = None,
     implementation: backend.Implementation | None = None,
     debug: bool = False,
 ) -> tuple[KVPages, jax.Array]:
@@ -42,6 +43,8 @@ def rope_write(
         dtype: of q; None is qkv.dtype.
         hadamard: multiply q and k by the same Hadamard matrix behind RoPE. Their products stay, and k has no dims that
             are much larger than the others, which K of few bits would spend its levels on.
+        k_scale: float32 [L, K, H], k is multiplied by it and q divided before the Hadamard matrix: large where what q
+            has there makes an error of k cost much.
         implementation: None takes the kernel on a GPU and the reference elsewhere.
         debug: check that the page numbers lie in the pool; needs concrete arrays. Unchecked ones write anywhere.
 
@@ -52,12 +55,15 @@ def rope_write(
         ValueError: names the argument that does not fit.
     """
     _check(pages, qkv, page_ids, page_offsets, cos, sin, bias, norm)
+    if k_scale is not None and (not hadamard or k_scale.shape[1:] != (pages.num_kv_heads, pages.head_dim)):
+        accepted = f"[L, {pages.num_kv_heads}, {pages.head_dim}] beside hadamard=True"
+        raise ValueError(f"k_scale: shape {k_scale.shape}, accepted: {accepted}")
     if debug:
         check_page_ids("page_ids", page_ids, pages)
     dtype = jnp.dtype(dtype or qkv.dtype)
     problem = backend.capability_problem() or (hadamard_problem(pages, dtype) if hadamard else None)
     chosen = backend.choose("rope_write", implementation, problem)
-    args = (pages, qkv, layer, page_ids, page_offsets, cos, sin, bias, norm, dtype, hadamard)
+    args = (pages, qkv, layer, page_ids, page_offsets, cos, sin, bias, norm, dtype, hadamard, k_scale)
     if chosen == "reference":
         return reference_rope_write(*args)
     return kernel_rope_write(*args, chosen == "interpret")

@@ -86,14 +86,21 @@ class _Rows:
         turned = x * cos + values(partner) * jnp.where(is_low[None, :], -sin, sin)
         return jnp.where(turns[None, :], turned, x)
 
-    def attended(self, values: Callable[[jax.Array], jax.Array], columns: jax.Array) -> jax.Array:
-        """`rotated`, times the Hadamard matrix where there is one: a dot of rows repeated to its 16."""
+    def attended(self, values: Callable[[jax.Array], jax.Array], columns: jax.Array, power: int) -> jax.Array:
+        """`rotated`, times the Hadamard matrix where there is one: a dot of rows repeated to its 16.
+
+        Before it, a scale of keys is taken to `power`: 1 for keys, -1 for queries.
+        """
         if "signs" not in self.refs:
             return self.rotated(values, columns)
         p, signs = self.p, self.refs["signs"]
         dim = jnp.arange(p.padded, dtype=jnp.int32)
         inside = jnp.minimum(dim, p.head_dim - 1)
-        x = jnp.where((dim < p.head_dim)[None, :], self.rotated(values, inside), 0.0).astype(signs.dtype)
+        x = self.rotated(values, inside)
+        if "k_scale" in self.refs:
+            scale = self.refs["k_scale"][self.layer, self.head // (p.group + 2), inside][None, :]
+            x = x * scale if power == 1 else x / scale
+        x = jnp.where((dim < p.head_dim)[None, :], x, 0.0).astype(signs.dtype)
         copies = max(DOT_ROWS // p.rows, 1)
         repeated = jnp.broadcast_to(x[:, None, :], (p.rows, copies, p.padded)).reshape(-1, p.padded)
         y = lax.dot_general(
@@ -115,14 +122,14 @@ def _kernel(*args: Any, names: tuple[str, ...], p: Problem) -> None:
     def _() -> None:
         column = jnp.arange(p.padded, dtype=jnp.int32)
         real = column < p.head_dim
-        x = source.attended(source.normed("q_norm"), jnp.minimum(column, p.head_dim - 1))
+        x = source.attended(source.normed("q_norm"), jnp.minimum(column, p.head_dim - 1), -1)
         at = jnp.broadcast_arrays(rows[:, None], column[None, :])
         where = refs["out_q"].at[at[0], kv_head * p.group + part, at[1]]
         backend.masked_store(where, x.astype(refs["out_q"].dtype), mask=jnp.broadcast_to(real[None, :], at[0].shape))
 
     @pl.when(part == p.group)
     def _() -> None:
-        x = source.attended(source.normed("k_norm"), p.k.columns())
+        x = source.attended(source.normed("k_norm"), p.k.columns(), 1)
         p.k.store(refs, x, place_of(refs, rows, all_real), kv_head)
 
     @pl.when(part == p.group + 1)
@@ -138,7 +145,8 @@ def hadamard_problem(pages: KVPages, dtype: jnp.dtype) -> str | None:
 
 def kernel_rope_write(
     pages: KVPages, qkv: jax.Array, layer: jax.Array, page_ids: jax.Array, page_offsets: jax.Array, cos: jax.Array,
-    sin: jax.Array, bias: jax.Array | None, norm: HeadNorm | None, dtype: jnp.dtype, hadamard: bool, interpret: bool,
+    sin: jax.Array, bias: jax.Array | None, norm: HeadNorm | None, dtype: jnp.dtype, hadamard: bool,
+    k_scale: jax.Array | None, interpret: bool,
 ) -> tuple[KVPages, jax.Array]:  # fmt: skip
     """See `rope_write`."""
     num_parts, num_rows, width = qkv.shape
@@ -154,6 +162,7 @@ def kernel_rope_write(
     inputs |= {} if bias is None else {"bias": bias}
     inputs |= {} if norm is None else {"q_norm": norm.q, "k_norm": norm.k}
     inputs |= {"signs": jnp.asarray(hadamard_signs(pages.head_dim), dtype)} if hadamard else {}
+    inputs |= {} if k_scale is None else {"k_scale": k_scale}
     pools = pools_of(pages)
     names = (*inputs, *pools, "out_q", *("out_" + name for name in pools))
     q = jax.ShapeDtypeStruct((num_rows, pages.num_kv_heads * group, pages.head_dim), dtype)

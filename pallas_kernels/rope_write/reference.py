@@ -40,6 +40,15 @@ def apply_hadamard(x: jax.Array) -> jax.Array:
     return (y * hadamard_scale(x.shape[-1])).astype(x.dtype)
 
 
+def turn_keys(q: jax.Array, k: jax.Array, k_scale: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+    """q [R, N, H] and k [R, K, H] behind k_scale [K, H] and the Hadamard matrix: their products are the same."""
+    if k_scale is not None:
+        by_head = q.reshape(q.shape[0], k.shape[1], -1, q.shape[-1]).astype(jnp.float32)
+        q = (by_head / k_scale[None, :, None]).astype(q.dtype).reshape(q.shape)
+        k = (k.astype(jnp.float32) * k_scale[None]).astype(k.dtype)
+    return apply_hadamard(q), apply_hadamard(k)
+
+
 def attention_inputs(
     qkv: jax.Array, num_kv_heads: int, head_dim: int, layer: jax.Array, cos: jax.Array, sin: jax.Array,
     bias: jax.Array | None, norm: HeadNorm | None, dtype: jnp.dtype,
@@ -63,9 +72,11 @@ def attention_inputs(
 def reference_rope_write(
     pages: KVPages, qkv: jax.Array, layer: jax.Array, page_ids: jax.Array, page_offsets: jax.Array, cos: jax.Array,
     sin: jax.Array, bias: jax.Array | None, norm: HeadNorm | None, dtype: jnp.dtype, hadamard: bool,
+    k_scale: jax.Array | None,
 ) -> tuple[KVPages, jax.Array]:  # fmt: skip
     """See `rope_write`."""
     q, k, v = attention_inputs(qkv, pages.num_kv_heads, pages.head_dim, layer, cos, sin, bias, norm, dtype)
     if hadamard:
-        q, k = apply_hadamard(q), apply_hadamard(k)
+        scale = None if k_scale is None else lax.dynamic_index_in_dim(k_scale, layer, keepdims=False)
+        q, k = turn_keys(q, k, scale)
     return write_kv(pages, k, v, layer, page_ids, page_offsets, implementation="reference"), q

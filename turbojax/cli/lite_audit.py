@@ -67,6 +67,15 @@ KVHadamard = Annotated[
     bool,
     typer.Option("--kv-hadamard/--no-kv-hadamard", help="Turn keys of 4 bits, layer by layer and in what is proposed."),
 ]
+CalibData = Annotated[
+    Path | None,
+    typer.Option(
+        "--calib-data",
+        exists=True,
+        dir_okay=False,
+        help="A UTF-8 text to find the scale of keys on; default: built-in.",
+    ),
+]
 WorkDir = Annotated[
     Path | None, typer.Option("--work-dir", help="Copy the checkpoint there, with the proposed policy in its config.")
 ]
@@ -88,6 +97,7 @@ def audit(
     ] = None,
     w_group_size: Annotated[int, typer.Option("--w-group-size", min=1, help="Inputs that share a scale.")] = 128,
     kv_hadamard: KVHadamard = True,
+    calib_data: CalibData = None,
     budget: Annotated[
         float | None,
         typer.Option("--budget", min=0, help="Propose the fewest KV bits by layer within this KL from float32, nats."),
@@ -114,7 +124,8 @@ def audit(
     task = AuditTask(
         model=resolve_model(model), text=text, window_len=window_len, num_windows=num_windows,
         num_layer_windows=num_layer_windows, per_layer=per_layer, w_bits=tuple(w_bits) if w_bits else None,
-        w_group_size=w_group_size, kv_hadamard=kv_hadamard, budget=budget,
+        w_group_size=w_group_size, kv_hadamard=kv_hadamard, calib_data=calib_data,
+        budget=budget,
     )  # fmt: skip
     _run(task, json, plot, saves=write or work_dir is not None, work_dir=work_dir)
 
@@ -126,6 +137,7 @@ def calibrate(
     num_windows: NumWindows = 4,
     num_layer_windows: LayerWindows = 1,
     kv_hadamard: KVHadamard = True,
+    calib_data: CalibData = None,
     budget: Annotated[
         float, typer.Option("--budget", min=0, help="KL from float32 that the policy stays within, in nats a token.")
     ] = 0.01,
@@ -144,7 +156,8 @@ def calibrate(
         raise typer.BadParameter("give either --write or --work-dir")
     task = AuditTask(
         model=resolve_model(model), text=text, window_len=window_len, num_windows=num_windows,
-        num_layer_windows=num_layer_windows, w_bits=(), kv_hadamard=kv_hadamard, budget=budget,
+        num_layer_windows=num_layer_windows, w_bits=(), kv_hadamard=kv_hadamard, calib_data=calib_data,
+        budget=budget,
     )  # fmt: skip
     _run(task, json, plot, saves=True, work_dir=work_dir)
 
@@ -165,7 +178,7 @@ def _run(task: AuditTask, json: Path | None, plot: Path | None, *, saves: bool, 
     if plot is not None:
         plot_audit(plot, report)
     if saves and report.proposal is not None:
-        say(f"engines find the policy in {save_policy(task.model, report.proposal.policy, work_dir)}")
+        say(f"engines find the policy in {save_policy(task.model, report.proposal.policy, report.k_scale, work_dir)}")
 
 
 def _show(report: AuditReport) -> None:

@@ -143,6 +143,7 @@ def run_segment(
         pages, q = write(
             pages, project_qkv(y, w, layer, layer_spec), layer, rows.page_ids[group], rows.page_offsets, cos, sin,
             bias=bias, norm=head_norm, dtype=x.dtype, hadamard=layer_spec.k_hadamard,
+            k_scale=w.k_scale if layer_spec.k_hadamard else None,
         )  # fmt: skip
         attn = attend(q, pages, layer, rows, layer_spec, group).reshape(x.shape[0], -1)
         x, y = add(x, linear_partial(attn, w.o, layer), w.post_attn_norm, layer, w.ffw_norm, layer)

@@ -26,7 +26,10 @@ class Linear:
 
 @struct.dataclass
 class LayerWeights:
-    """The layers of one segment; every array has a leading layer axis L. See `LayerSpec` for the linears."""
+    """The layers of one segment; every array has a leading layer axis L. See `LayerSpec` for the linears.
+
+    `k_scale` [L, K, H] goes with `LayerSpec.k_hadamard`, see `rope_write`.
+    """
 
     attn_norm: jax.Array
     qkv: tuple[Linear, ...]
@@ -38,6 +41,7 @@ class LayerWeights:
     gate_up: tuple[Linear, ...]
     down: Linear
     post_ffw_norm: jax.Array | None
+    k_scale: jax.Array | None = None
 
 
 @struct.dataclass

@@ -67,12 +67,22 @@ class Audit:
     are made again from them.
 
     Attributes:
+        k_scale: float32 [L, K, H], of keys that are turned, see `rotation.k_scale_of`; None are ones.
         weights: the float32 model's; the spec keeps 16 bits for K and V, which are float32 then.
         windows: int32 [windows, T].
     """
 
-    def __init__(self, weights: Weights, windows: np.ndarray, done: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        weights: Weights,
+        windows: np.ndarray,
+        k_scale: np.ndarray | None = None,
+        done: Callable[[], None] = lambda: None,
+    ) -> None:
         self.weights, self.windows = weights, windows
+        layer = weights.spec.segments[0].layer
+        shape = (weights.spec.num_layers, layer.num_kv_heads, layer.head_dim)
+        self.k_scale = np.ones(shape, np.float32) if k_scale is None else k_scale
         self._state = window_state(weights.spec, windows.shape[1])
         hidden = []
         for window in windows:
@@ -140,7 +150,7 @@ class Audit:
     def _compared_chunk(self, candidate: _Candidate, chunk: Chunk, reference: jax.Array) -> tuple[np.ndarray, ...]:
         self._state, found = _compare(
             candidate.weights, self.weights, reference, self._state, chunk.batch, chunk.targets,
-            candidate.modes, candidate.hadamard,
+            candidate.modes, candidate.hadamard, jnp.asarray(self.k_scale),
         )  # fmt: skip
         return tuple(np.asarray(x)[: chunk.num_scored] for x in (found.logprobs, found.kl, found.agrees))
 

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.table import Table
 
 from turbojax.errors import LiteError
@@ -47,11 +48,13 @@ class AuditReport:
         settings: model, text and windows.
         rows: candidates.
         proposal: what a budget led to.
+        k_scale: of turned keys, see `rotation.k_scale_of`.
     """
 
     settings: dict[str, Any]
     rows: list[Row] = field(default_factory=list)
     proposal: Proposal | None = None
+    k_scale: np.ndarray | None = None
 
     @property
     def reference(self) -> Measured:

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import jax
+import numpy as np
 
 from turbojax.assembly import open_model, progress_bar
 from turbojax.configs import EngineConfig
 from turbojax.errors import LiteError
-from turbojax.kv_policy import KVPolicy, file_of, write_kv_policy
+from turbojax.kv_policy import KVPolicy, file_of, write_k_scale, write_kv_policy
 from turbojax.lite.audit import Audit, at_layer, kv_bytes_per_token, uniform
 from turbojax.lite.audit_policy import Layers, descent, propose
 from turbojax.lite.audit_report import AuditReport, Row
@@ -21,12 +22,14 @@ from turbojax.lite.audit_weights import bits_of, linear_bytes, linear_specs, rou
 from turbojax.lite.evaluate import cut_windows
 from turbojax.lite.evaluate_text import token_ids_of
 from turbojax.lite.grid import Grid
+from turbojax.lite.rotation import k_scale_of
 from turbojax.program_cache import use_compilation_cache
 
 Say = Callable[[str], None]
 
 KV_CANDIDATES = ((8, 8), (8, 4), (4, 8), (4, 4))
 SIDES = ("K", "V")
+CALIBRATION = 512, 8  # tokens of a window, and windows, that the scale of keys is found on
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,7 @@ class AuditTask:
         w_bits: of the rounded weights; None takes 8 and 4 where the model has more.
         w_group_size: inputs under one scale of the rounded weights.
         kv_hadamard: keys of 4 bits are turned, in what is measured by layer and in what is proposed.
+        calib_data: a UTF-8 text that the scale of turned keys is found on; None is the built-in one.
         budget: KL from float32, in nats, that a proposed policy stays within; None proposes nothing.
     """
 
@@ -54,6 +58,7 @@ class AuditTask:
     w_bits: tuple[int, ...] | None = None
     w_group_size: int = 128
     kv_hadamard: bool = True
+    calib_data: Path | None = None
     budget: float | None = None
 
 
@@ -73,9 +78,10 @@ def run_audit(task: AuditTask, say: Say) -> AuditReport:
         "model": task.model.name, "text": str(task.text or "built-in"), "windows": list(windows.shape),
         "layer_windows": task.num_layer_windows, "w_group_size": task.w_group_size,
     }  # fmt: skip
-    report = AuditReport(settings)
+    k_scale = k_scale_of(model.weights, cut_windows(token_ids_of(task.model, task.calib_data), *CALIBRATION))
+    report = AuditReport(settings, k_scale=k_scale)
     with progress_bar("the float32 model", total=len(windows)) as advance:
-        audit = Audit(model.weights, windows, lambda: advance(1))
+        audit = Audit(model.weights, windows, k_scale, lambda: advance(1))
     rows = _Rows(audit, task)
     for measure, title, count in rows.plan():
         say(f"{title}: {count} candidates")
@@ -158,12 +164,20 @@ def check_target(model: Path, work_dir: Path | None) -> None:
         raise LiteError(f"{model}: has no config.json to write a policy to; audit the checkpoint that it came from")
 
 
-def save_policy(model: Path, policy: KVPolicy, work_dir: Path | None) -> Path:
+def write_kv(model: Path, policy: KVPolicy, k_scale: np.ndarray | None) -> Path:
+    """The scale first: a policy that is there finds it."""
+    if k_scale is not None and policy.hadamard and any(k == 4 for k, _ in policy.layers):
+        write_k_scale(model, k_scale)
+    return write_kv_policy(model, policy)
+
+
+def save_policy(model: Path, policy: KVPolicy, k_scale: np.ndarray | None, work_dir: Path | None) -> Path:
     """Writes a policy into a checkpoint, or into a copy of it that comes to be whole or not at all.
 
     Args:
         model: the checkpoint.
         policy: see `write_kv_policy`.
+        k_scale: of its keys; kept where the policy turns some.
         work_dir: the copy's folder; None changes the checkpoint itself.
 
     Returns:
@@ -175,15 +189,15 @@ def save_policy(model: Path, policy: KVPolicy, work_dir: Path | None) -> Path:
     """
     check_target(model, work_dir)
     if work_dir is None:
-        return write_kv_policy(model, policy)
+        return write_kv(model, policy, k_scale)
     work_dir.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=work_dir.parent, prefix=work_dir.name + ".") as temporary:
         copy = Path(temporary) / "copy"
         if model.is_dir():
             shutil.copytree(model, copy)
-            written = write_kv_policy(copy, policy)
+            written = write_kv(copy, policy, k_scale)
         else:
             copy.mkdir()
-            written = write_kv_policy(Path(shutil.copy2(model, copy / model.name)), policy)
+            written = write_kv(Path(shutil.copy2(model, copy / model.name)), policy, k_scale)
         copy.rename(work_dir)
     return work_dir / written.name

@@ -13,7 +13,7 @@ from jax import lax
 from pallas_kernels.kv_cache import KVPages, write_kv
 from pallas_kernels.kv_cache.pages import BITS
 from pallas_kernels.kv_cache.quantise import quantise
-from pallas_kernels.rope_write.reference import apply_hadamard, attention_inputs
+from pallas_kernels.rope_write.reference import attention_inputs, turn_keys
 from turbojax.core.decoder import forward, logits_of
 from turbojax.core.scoring import ROWS_PER_BLOCK
 from turbojax.core.state import EngineState, KVPool
@@ -31,10 +31,12 @@ class RoundedPages(KVPages):
     Attributes:
         modes: int32 [L, 2], for K and V an index into `BITS`.
         hadamard: bool [L], queries and keys are turned first.
+        k_scale: float32 [L, K, H], see `rope_write`.
     """
 
     modes: jax.Array
     hadamard: jax.Array
+    k_scale: jax.Array
 
 
 @struct.dataclass
@@ -71,19 +73,21 @@ def rounded(x: jax.Array, mode: jax.Array) -> jax.Array:
 def rounding_write(
     pages: RoundedPages, qkv: jax.Array, layer: jax.Array, page_ids: jax.Array, page_offsets: jax.Array,
     cos: jax.Array, sin: jax.Array, *, bias: Any, norm: Any, dtype: jnp.dtype, hadamard: bool,
+    k_scale: jax.Array | None,
 ) -> tuple[KVPages, jax.Array]:  # fmt: skip
     """`rope_write` for `RoundedPages`."""
     assert not hadamard, "the spec of an audited model leaves its keys as they are"
+    del k_scale  # the pages' own
     heads = pages.num_kv_heads, pages.head_dim
     q, k, v = attention_inputs(qkv, *heads, layer, cos, sin, bias, norm, dtype)
     turned = pages.hadamard[layer]
-    q, k = (jnp.where(turned, apply_hadamard(x), x) for x in (q, k))
+    q, k = (jnp.where(turned, *pair) for pair in zip(turn_keys(q, k, pages.k_scale[layer]), (q, k), strict=True))
     k, v = rounded(k, pages.modes[layer, 0]), rounded(v, pages.modes[layer, 1])
     return write_kv(pages, k, v, layer, page_ids, page_offsets), q
 
 
-def rounding_pool(pool: KVPool, modes: jax.Array, hadamard: jax.Array) -> KVPool:
-    """The pool with a precision for each layer of the model: int32 [L, 2] and bool [L]."""
+def rounding_pool(pool: KVPool, modes: jax.Array, hadamard: jax.Array, k_scale: jax.Array) -> KVPool:
+    """The pool with a precision for each layer of the model: int32 [L, 2], bool [L], float32 [L, K, H]."""
     segments, first = [], 0
     for pages in pool.segments:
         of_segment = slice(first, first + pages.k.shape[0])
@@ -91,7 +95,7 @@ def rounding_pool(pool: KVPool, modes: jax.Array, hadamard: jax.Array) -> KVPool
         segments.append(
             RoundedPages(
                 pages.k, pages.v, None, None, pages.k_bits, pages.v_bits, pages.head_dim,
-                modes[of_segment], hadamard[of_segment],
+                modes[of_segment], hadamard[of_segment], k_scale[of_segment],
             )
         )  # fmt: skip
     return KVPool(tuple(segments))
@@ -117,6 +121,7 @@ def compare(
     targets: jax.Array,
     modes: jax.Array,
     hadamard: jax.Array,
+    k_scale: jax.Array,
 ) -> tuple[EngineState, Comparison]:
     """Scores chunks with a candidate, and holds its next-token distributions against the oracle's.
 
@@ -128,10 +133,10 @@ def compare(
         oracle_hidden: [R, D], of `hidden_of`.
         state: donated where the caller jits it so.
         batch, targets: see `scoring.score`.
-        modes, hadamard: see `rounding_pool`.
+        modes, hadamard, k_scale: see `rounding_pool`.
     """
     rows = chunk_rows(state.slots, batch, state.pool.page_len)
-    pool, hidden = forward(weights, rounding_pool(state.pool, modes, hadamard), rows, rounding_write)
+    pool, hidden = forward(weights, rounding_pool(state.pool, modes, hadamard, k_scale), rows, rounding_write)
     num_rows = targets.shape[0]
     block = min(ROWS_PER_BLOCK, num_rows)
 

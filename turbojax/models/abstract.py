@@ -64,6 +64,7 @@ def abstract_layers(segment: SegmentSpec, model: ModelSpec) -> LayerWeights:
         gate_up=tuple(linear(part) for part in spec.gate_up),
         down=linear(spec.down),
         post_ffw_norm=norm(model.embed_dim, spec.has_post_norms),
+        k_scale=leaf((num_layers, spec.num_kv_heads, spec.head_dim), jnp.float32) if spec.has_k_scale else None,
     )
 
 

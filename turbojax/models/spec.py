@@ -86,6 +86,7 @@ class LayerSpec:
         gate_up: one fused linear, gate and up interleaved by tiles of `gate_up_tile` columns, or two: gate, up.
         k_bits, v_bits: precision of the KV cache (16, 8 or 4).
         k_hadamard: q and k are multiplied by a Hadamard matrix behind RoPE, so that K rounds well to few levels.
+        has_k_scale: keys are scaled before that, by what a calibration found.
     """
 
     num_heads: int
@@ -105,6 +106,7 @@ class LayerSpec:
     k_bits: int = 16
     v_bits: int = 16
     k_hadamard: bool = False
+    has_k_scale: bool = False
 
     @property
     def gate_up_tile(self) -> int:

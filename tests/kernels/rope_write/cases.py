@@ -29,6 +29,7 @@ class Case:
     has_norm: bool = False
     dtype: str = "bfloat16"
     hadamard: bool = False
+    scaled: bool = False
 
     def arrays(self, seed: int = 0) -> tuple[tuple, dict]:
         """Arguments and options of `rope_write`; pages are poisoned, and every row has a place of its own."""
@@ -53,6 +54,7 @@ class Case:
             "norm": HeadNorm(normal(2, self.head_dim), normal(2, self.head_dim), EPS, 1.0) if self.has_norm else None,
             "dtype": jnp.dtype(self.dtype),
             "hadamard": self.hadamard,
+            "k_scale": jnp.exp(normal(2, self.kv_heads, self.head_dim)) if self.scaled else None,
         }
         return args, options
 
@@ -70,6 +72,8 @@ class Case:
         turn = (np.asarray(cos, np.float64) + 1j * np.asarray(sin, np.float64))[:, None, None]
         pair = (x[..., :half] + 1j * x[..., half : 2 * half]) * turn
         x = np.concatenate([pair.real, pair.imag, x[..., 2 * half :]], -1)
+        if self.scaled:
+            x = x / np.asarray(options["k_scale"], np.float64)[int(layer)][None, :, None]
         if self.hadamard:
             block = next(2**n for n in range(20, -1, -1) if self.head_dim % 2**n == 0)
             signs = np.array([[(-1) ** (i & j).bit_count() for j in range(block)] for i in range(block)])
@@ -83,9 +87,9 @@ CASES = [
     Case(head_dim=80, rotary=32, bits=(4, 8), has_norm=True),
     Case(head_dim=96, rotary=96, group=1, bits=(8, 8), rows=40, dtype="float16"),
     Case(splits=2, group=8, kv_heads=1, rotary=0, bits=(16, 8), has_bias=True, has_norm=True, rows=1),
-    Case(bits=(4, 8), hadamard=True, has_bias=True, rows=1),
+    Case(bits=(4, 8), hadamard=True, has_bias=True, rows=1, scaled=True),
     Case(bits=(4, 4), hadamard=True, rows=40, group=2, splits=2, dtype="float16"),
-    Case(head_dim=96, rotary=96, bits=(4, 16), hadamard=True, has_norm=True, rows=20),
+    Case(head_dim=96, rotary=96, bits=(4, 16), hadamard=True, has_norm=True, rows=20, scaled=True),
 ]
 
 
