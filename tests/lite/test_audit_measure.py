@@ -1,6 +1,5 @@
 """What an audit measures, against float64 numpy on the engine's own logits at each precision."""
 
-
 import numpy as np
 import pytest
 
