@@ -9,7 +9,7 @@ import numpy as np
 
 from checkpoints.affine import AffineTensor
 from checkpoints.eight_bit import EightBitTensor
-from checkpoints.exporters.layout import AffineScheme, EightBitScheme, Scheme, half, in_file_order, zero_points
+from checkpoints.exporters.layout import AffineScheme, EightBitScheme, Scheme, half, zero_points
 from checkpoints.exporters.words import pack
 
 
@@ -20,29 +20,27 @@ class CompressedTensors:
 
     def problem(self, scheme: Scheme, shape: tuple[int, int]) -> str | None:
         if isinstance(scheme, AffineScheme):
+            if scheme.act_order:  # its `weight_g_idx` and actorder "group" have been removed from the package
+                return "compressed-tensors holds groups of neighbouring inputs: act-order needs static groups"
             return "compressed-tensors holds whole zero points, no float offsets" if scheme.float_offset else None
         return "blocks of scales are written as 'fp8'" if scheme.has_blocks else None
 
     def arrays(self, module: str, tensor: AffineTensor | EightBitTensor) -> dict[str, np.ndarray]:
         if isinstance(tensor, EightBitTensor):
             return {f"{module}.weight": tensor.codes, f"{module}.weight_scale": tensor.scale}
-        codes, g_idx = in_file_order(tensor)
         stored = {
-            "weight_packed": np.ascontiguousarray(pack(codes, tensor.bits).T),
+            "weight_packed": np.ascontiguousarray(pack(tensor.codes, tensor.bits).T),
             "weight_scale": np.ascontiguousarray(half(tensor.scale).T),
             "weight_shape": np.array(tensor.shape[::-1], np.int64),
         }
         if tensor.offset is not None:
             stored["weight_zero_point"] = pack(np.ascontiguousarray(zero_points(tensor).T), tensor.bits)
-        if tensor.perm is not None:
-            stored["weight_g_idx"] = g_idx
         return {f"{module}.{leaf}": array for leaf, array in stored.items()}
 
     def quantization_config(self, scheme: Scheme, left_dense: Sequence[str]) -> dict[str, Any]:
         if isinstance(scheme, AffineScheme):
             form, inputs = "pack-quantized", None
             weights = _numbers(scheme.bits, "int", "group", symmetric=scheme.symmetric, group_size=scheme.group_size)
-            weights["actorder"] = "group" if scheme.act_order else None
         else:
             form, inputs = _eight_bit(scheme)
             weights = _numbers(8, inputs["type"], "channel")

@@ -67,8 +67,7 @@ def compressed(arrays, module, config):
     if not weights["symmetric"]:
         packed = arrays[f"{module}.weight_zero_point"]
         zeros = np.array([codes_in(column, bits)[:out_dim] for column in packed.T])
-    groups = arrays.get(f"{module}.weight_g_idx", np.arange(in_dim) // weights["group_size"])
-    return codes, zeros, scale, groups
+    return codes, zeros, scale, np.arange(in_dim) // weights["group_size"]
 
 
 def values(codes, zeros, scale, groups):

@@ -40,7 +40,7 @@ def files(folder):
     ("method", "format"),
     [
         (GPTQ, "gptq_v2"),
-        (Gptq(Grid(4, 32), GptqOptions(act_order=True)), "compressed-tensors"),
+        (Gptq(Grid(4, 32), GptqOptions(act_order=True, static_groups=True)), "compressed-tensors"),
         (SmoothQuant(), "smooth_quant"),
         (Fp8(has_blocks=True), "fp8"),
         (Rtn(Grid(4, 32, float_offset=True)), "native"),
