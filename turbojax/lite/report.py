@@ -43,7 +43,7 @@ class Report:
         return self.path / FILE
 
     def as_json(self) -> dict[str, Any]:
-        return {**asdict(self), "path": str(self.path)}
+        return {**asdict(self), "path": self.path.name}
 
     def table(self) -> str:
         """A row a layer: the error of each of its linears in percent."""

@@ -186,7 +186,7 @@ def write(
             bytes_before=sum(info.num_bytes for info in model.checkpoint.tensors.values()),
             bytes_after=sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()),
             seconds=time.perf_counter() - start,
-            settings=task.settings(),
+            settings=task.settings() | {"source": task.source.name},
         )
         (folder / FILE).write_text(json.dumps(report.as_json(), indent=1) + "\n", encoding="utf-8")
     return report
