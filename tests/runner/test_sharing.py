@@ -26,9 +26,7 @@ MODELS = [
     pytest.param("tiny", 16, id="tiny-kv16"),
     pytest.param("tiny", 8, id="tiny-kv8", marks=pytest.mark.slow),
     pytest.param("tiny", 4, id="tiny-kv4"),
-    pytest.param("smollm2", 16, id="smollm2-kv16", marks=pytest.mark.slow),
     pytest.param("smollm2", 8, id="smollm2-kv8", marks=pytest.mark.slow),
-    pytest.param("smollm2", 4, id="smollm2-kv4", marks=pytest.mark.slow),
 ]
 
 
