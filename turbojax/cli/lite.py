@@ -54,10 +54,10 @@ def auto_gptq(
     w_sym: options.Symmetric = False,
     act_order: Annotated[
         bool, typer.Option("--act-order/--no-act-order", help="Round the inputs with the largest power first.")
-    ] = False,
+    ] = True,
     static_groups: Annotated[
         bool, typer.Option("--static-groups/--no-static-groups", help="Groups stay runs of neighbouring inputs.")
-    ] = False,
+    ] = True,
     damping: Annotated[float, typer.Option(help="Share of the mean power that is added to each input's.")] = 0.01,
     format: options.Format = "gptq",
     calib_dataset: options.CalibDataset = "builtin",

@@ -23,8 +23,8 @@ class GptqOptions:
         damping: share of the mean power that is added to every input's, so that the inverse exists.
     """
 
-    act_order: bool = False
-    static_groups: bool = False
+    act_order: bool = True
+    static_groups: bool = True
     damping: float = 0.01
 
 
