@@ -8,6 +8,8 @@ if TYPE_CHECKING:
     from turbojax.api import Pipeline, pipeline
     from turbojax.configs import EngineConfig, GenerationConfig
     from turbojax.engine.response import Response
+    from turbojax.integrations.flax_params import from_flax
+    from turbojax.integrations.params import from_params, to_params
     from turbojax.session import Session
 
 __version__ = "0.1.0"
@@ -18,10 +20,23 @@ _MODULE_OF = {
     "Pipeline": "turbojax.api",
     "Response": "turbojax.engine.response",
     "Session": "turbojax.session",
+    "from_flax": "turbojax.integrations.flax_params",
+    "from_params": "turbojax.integrations.params",
     "pipeline": "turbojax.api",
+    "to_params": "turbojax.integrations.params",
 }
 
-__all__ = ["EngineConfig", "GenerationConfig", "Pipeline", "Response", "Session", "pipeline"]
+__all__ = [
+    "EngineConfig",
+    "GenerationConfig",
+    "Pipeline",
+    "Response",
+    "Session",
+    "from_flax",
+    "from_params",
+    "pipeline",
+    "to_params",
+]
 
 
 def __getattr__(name: str) -> Any:

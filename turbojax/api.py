@@ -26,6 +26,7 @@ from turbojax.session import Session
 
 if TYPE_CHECKING:
     from turbojax.memory import MemoryPlan
+    from turbojax.models.model import Model
     from turbojax.processors import LogitsProcessor
     from turbojax.tokenizer import Tokenizer
 
@@ -250,14 +251,15 @@ def mean_loss(response: Response, token_ids: Sequence[int]) -> float:
     return sum(losses) / len(losses)
 
 
-def pipeline(model: str | Path | None = None, backend_config: EngineConfig | None = None) -> Pipeline:
+def pipeline(model: str | Path | Model | None = None, backend_config: EngineConfig | None = None) -> Pipeline:
     """Loads a model and returns a pipeline on it.
 
     Where the process has not set `jax_compilation_cache_dir`, it becomes a folder in the user's cache: compiled steps
     are kept there.
 
     Args:
-        model: a folder, a .gguf file, or a Hugging Face repo id; None is the embedded default model.
+        model: a folder, a .gguf file, a Hugging Face repo id, or a model in memory (`turbojax.from_params`); None is
+            the embedded default model.
         backend_config: how the engine runs.
 
     Raises:
@@ -265,14 +267,15 @@ def pipeline(model: str | Path | None = None, backend_config: EngineConfig | Non
     """
     from turbojax.assembly import assemble, eos_ids
     from turbojax.hub import resolve_model
+    from turbojax.models.model import Model
     from turbojax.tokenizer import load_tokenizer
 
-    path, config = resolve_model(model), backend_config or EngineConfig()
-    parts = assemble(path, config)
+    config = backend_config or EngineConfig()
+    parts = assemble(model if isinstance(model, Model) else resolve_model(model), config)
     return Pipeline(
         parts.runner,
         parts.scheduler,
-        load_tokenizer(path),
+        load_tokenizer(parts.model.path),
         vocab_size=parts.model.spec.vocab_size,
         eos_ids=eos_ids(parts.model.config, parts.model.generation_config),
         defaults=model_defaults(parts.model.generation_config),

@@ -68,16 +68,18 @@ def tree_bytes(tree: Any) -> int:
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
-def assemble(path: Path, config: EngineConfig) -> EngineParts:
-    """Loads a model and makes its engine.
+def assemble(source: Path | Model, config: EngineConfig) -> EngineParts:
+    """Loads a model, or takes one that is in memory, and makes its engine.
 
     Raises:
         CheckpointError, ModelConfigError: see `load_model`.
         OutOfMemoryError: the pool does not fit.
     """
     use_compilation_cache()
-    with progress_bar(f"loading {path.name}", total=1) as advance:
-        model = open_model(path, config, advance)
+    if isinstance(source, Model):
+        return assemble_model(as_configured(source, config), config)
+    with progress_bar(f"loading {source.name}", total=1) as advance:
+        model = open_model(source, config, advance)
     return assemble_model(model, config)
 
 
@@ -205,29 +207,40 @@ def open_model(path: Path, config: EngineConfig, advance: Callable[[float], None
     """A checkpoint of any kind as a model, packed where kernels will read it; `advance` hears the shares loaded.
 
     Raises:
-        ConfigError: a native checkpoint was saved for another dtype, or is given a model_format.
+        ConfigError: see `as_configured`, for native checkpoints.
     """
-    packed = backend.on_gpu()
     if is_native(path):
-        from turbojax.models.native import load_native_model, with_kv_bits  # with orbax, which no other start needs
+        from turbojax.models.native import load_native_model  # with orbax, which few other starts need
 
         model = load_native_model(path)
         advance(1)
-        if config.dtype not in ("auto", model.spec.dtype):
-            accepted = f"auto or {model.spec.dtype}, which {path.name} was saved for"
-            raise ConfigError("EngineConfig", "dtype", config.dtype, accepted)
-        if config.model_format is not None:
-            accepted = f"None: {path.name} is a native checkpoint, which has no such format"
-            raise ConfigError("EngineConfig", "model_format", config.model_format, accepted)
-        config = with_kv_policy(config, policy_in(model.config, path))
-        model = with_kv_bits(model, config.kv_bits, bool(config.kv_hadamard))
-        return replace(model, weights=jax.device_put(pack_weights(model.weights))) if packed else model
+        return as_configured(model, config)
     config = with_kv_policy(config, read_kv_policy(path))
     model = load_model(
         path, dtype=config.dtype, kv_bits=config.kv_bits, kv_hadamard=bool(config.kv_hadamard),
-        model_format=config.model_format, pack=packed, progress=advance,
+        model_format=config.model_format, pack=backend.on_gpu(), progress=advance,
     )  # fmt: skip
     return with_k_scale(model, read_k_scale(path))
+
+
+def as_configured(model: Model, config: EngineConfig) -> Model:
+    """A model that is loaded already, with the KV precision that the config asks for, packed where kernels read it.
+
+    Raises:
+        ConfigError: its weights have another dtype, or a model_format is given, which only files have.
+    """
+    from turbojax.models.native import with_kv_bits
+
+    name = model.path.name
+    if config.dtype not in ("auto", model.spec.dtype):
+        accepted = f"auto or {model.spec.dtype}, which the weights of {name} have"
+        raise ConfigError("EngineConfig", "dtype", config.dtype, accepted)
+    if config.model_format is not None:
+        accepted = f"None: {name} is loaded as it is, which is no such format"
+        raise ConfigError("EngineConfig", "model_format", config.model_format, accepted)
+    config = with_kv_policy(config, policy_in(model.config, model.path))
+    model = with_kv_bits(model, config.kv_bits, bool(config.kv_hadamard))
+    return replace(model, weights=jax.device_put(pack_weights(model.weights))) if backend.on_gpu() else model
 
 
 def eos_ids(model_config: Mapping[str, Any], generation_config: Mapping[str, Any]) -> tuple[int, ...]:

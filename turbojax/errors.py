@@ -103,5 +103,9 @@ class CalibrationError(TurbojaxError):
     """Calibration text is missing, unreadable or too short; the message has the numbers."""
 
 
+class InteropError(TurbojaxError):
+    """Parameters of another library cannot be taken over, or given to it, as they are; names the parameter."""
+
+
 class LiteError(TurbojaxError):
     """A checkpoint cannot be quantised or measured as asked: what was found, and what to do."""

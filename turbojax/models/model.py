@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from checkpoints import open_checkpoint
+from checkpoints import Checkpoint, open_checkpoint
 from turbojax.core.weights import Weights
 from turbojax.errors import ModelConfigError
 from turbojax.models.abstract import abstract_weights
@@ -83,6 +83,22 @@ def load_model(
         ModelConfigError: the config names an unknown architecture or something that cannot be honoured.
     """
     checkpoint = open_checkpoint(Path(path), model_format)
+    return model_of(
+        checkpoint, dtype=dtype, kv_bits=kv_bits, kv_hadamard=kv_hadamard, pack=pack, place=place, progress=progress
+    )
+
+
+def model_of(
+    checkpoint: Checkpoint,
+    *,
+    dtype: str = "auto",
+    kv_bits: KVBits | Callable[[int], KVBits] = (16, 16),
+    kv_hadamard: bool = False,
+    pack: bool = False,
+    place: Place = jax.device_put,
+    progress: Callable[[float], None] | None = None,
+) -> Model:
+    """Loads what an open checkpoint shows, wherever its tensors are; see `load_model`."""
     arch = architecture_of(checkpoint.config)
     bits = kv_bits if callable(kv_bits) else lambda layer: kv_bits
     spec = plan_model(checkpoint, arch, resolve_dtype(dtype, checkpoint.config), bits, kv_hadamard)
@@ -90,4 +106,4 @@ def load_model(
     total = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(abstract_weights(spec)))
     share = None if progress is None else lambda num_bytes: progress(num_bytes / total)
     weights = load_weights(checkpoint, arch, spec, pack=pack, place=place, progress=share)
-    return Model(Path(path), spec, weights, dict(checkpoint.config), dict(checkpoint.generation_config))
+    return Model(checkpoint.path, spec, weights, dict(checkpoint.config), dict(checkpoint.generation_config))
