@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -155,6 +156,19 @@ class FakeRunner:
         return StepResult(
             handle.plan.step_id, handle.tokens, outputs=handle.outputs, prompt_outputs=handle.prompt_outputs
         )
+
+
+class GatedRunner(FakeRunner):
+    """Runs no step while its gate is shut."""
+
+    def __init__(self, num_slots: int, page_len: int) -> None:
+        super().__init__(num_slots, page_len)
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def dispatch(self, plan: StepPlan):
+        assert self.gate.wait(10)
+        return super().dispatch(plan)
 
 
 def prompt_of(length: int, seed: int) -> np.ndarray:

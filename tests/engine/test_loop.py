@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tests.engine.fake import FakeRunner, continuation
+from tests.engine.fake import GatedRunner, continuation
 from tests.engine.harness import drive, make, request
 from turbojax.engine.block_pool import BlockPool
 from turbojax.engine.limits import SchedulerConfig
@@ -14,19 +14,6 @@ from turbojax.engine.loop import EngineLoop
 from turbojax.engine.request import Status
 from turbojax.engine.scheduler import Scheduler
 from turbojax.errors import PromptTooLongError, QueueFullError, RequestTimeoutError
-
-
-class GatedRunner(FakeRunner):
-    """Runs no step while its gate is shut."""
-
-    def __init__(self, *args):
-        super().__init__(*args)
-        self.gate = threading.Event()
-        self.gate.set()
-
-    def dispatch(self, plan):
-        assert self.gate.wait(10)
-        return super().dispatch(plan)
 
 
 @contextlib.contextmanager
