@@ -86,34 +86,40 @@ class Method(Protocol):
         """Rounds a layer, whose arrays it may change."""
 
 
-def check_grid(owner: str, grid: Grid) -> None:
-    """Raises ConfigError for a grid that no layout and no kernel takes."""
-    if grid.bits not in (4, 8):
-        raise ConfigError(owner, "w_bits", grid.bits, "4 or 8")
-    if grid.group_size not in GROUP_SIZES:
-        raise ConfigError(owner, "w_group_size", grid.group_size, ", ".join(map(str, GROUP_SIZES)))
-    if grid.symmetric and grid.float_offset:
-        raise ConfigError(owner, "float_offset", True, "asymmetric codes only, symmetric ones have no offset")
+@dataclass(frozen=True)
+class OnGrid:
+    """A method whose codes lie on an affine grid.
 
+    Attributes:
+        grid: of the codes.
 
-def affine_scheme(grid: Grid, *, act_order: bool = False) -> AffineScheme:
-    return AffineScheme(grid.bits, grid.group_size, grid.symmetric, grid.float_offset, act_order)
+    Raises:
+        ConfigError: no layout and no kernel takes the grid.
+    """
+
+    grid: Grid
+    name = ""  # of the command, which errors name
+
+    def __post_init__(self) -> None:
+        grid, owner = self.grid, self.name
+        if grid.bits not in (4, 8):
+            raise ConfigError(owner, "w_bits", grid.bits, "4 or 8")
+        if grid.group_size not in GROUP_SIZES:
+            raise ConfigError(owner, "w_group_size", grid.group_size, ", ".join(map(str, GROUP_SIZES)))
+        if grid.symmetric and grid.float_offset:
+            raise ConfigError(owner, "float_offset", True, "asymmetric codes only, symmetric ones have no offset")
+
+    @property
+    def scheme(self) -> AffineScheme:
+        return AffineScheme(self.grid.bits, self.grid.group_size, self.grid.symmetric, self.grid.float_offset)
 
 
 @dataclass(frozen=True)
-class Rtn:
+class Rtn(OnGrid):
     """Every weight to its nearest code."""
 
-    grid: Grid
     name = "rtn"
     needs_calibration = False
-
-    def __post_init__(self) -> None:
-        check_grid(self.name, self.grid)
-
-    @property
-    def scheme(self) -> Scheme:
-        return affine_scheme(self.grid)
 
     def quantise(self, model: FloatModel, layer: FloatLayer, stats: Stats) -> QuantisedLayer:
         out = QuantisedLayer()
@@ -123,27 +129,18 @@ class Rtn:
 
 
 @dataclass(frozen=True)
-class Awq:
+class Awq(OnGrid):
     """Scales that calibration finds, folded into what makes the inputs; then ranges clipped, then nearest codes.
 
     Attributes:
-        grid: of the codes.
         search_scale: look for scales.
         search_clip: look for ranges.
     """
 
-    grid: Grid
     search_scale: bool = True
     search_clip: bool = True
     name = "auto_awq"
     needs_calibration = True
-
-    def __post_init__(self) -> None:
-        check_grid(self.name, self.grid)
-
-    @property
-    def scheme(self) -> Scheme:
-        return affine_scheme(self.grid)
 
     def quantise(self, model: FloatModel, layer: FloatLayer, stats: Stats) -> QuantisedLayer:
         out, scaled = QuantisedLayer(), dict(stats)
@@ -161,22 +158,22 @@ class Awq:
 
 
 @dataclass(frozen=True)
-class Gptq:
+class Gptq(OnGrid):
     """Errors are made up for by the weights that are not rounded yet; see `gptq`."""
 
-    grid: Grid
     options: GptqOptions = field(default_factory=GptqOptions)
     name = "auto_gptq"
     needs_calibration = True
 
     def __post_init__(self) -> None:
-        check_grid(self.name, self.grid)
+        super().__post_init__()
         if not 0 < self.options.damping <= 1:
             raise ConfigError(self.name, "damping", self.options.damping, "a share above 0, up to 1")
 
     @property
-    def scheme(self) -> Scheme:
-        return affine_scheme(self.grid, act_order=self.options.act_order and not self.options.static_groups)
+    def scheme(self) -> AffineScheme:
+        own_order = self.options.act_order and not self.options.static_groups
+        return replace(super().scheme, act_order=own_order)
 
     def quantise(self, model: FloatModel, layer: FloatLayer, stats: Stats) -> QuantisedLayer:
         out = QuantisedLayer()
