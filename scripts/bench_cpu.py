@@ -9,11 +9,8 @@ cold starts are new processes with an empty and with a filled compilation cache.
 from __future__ import annotations
 
 import argparse
-import datetime
 import importlib.util
-import json
 import os
-import platform
 import resource
 import statistics
 import subprocess
@@ -25,6 +22,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
+from cpu_results import write_results
 from rich.console import Console
 from rich.table import Table
 
@@ -178,15 +176,7 @@ def main() -> None:
             row["torch_float32"] = beside.get(row["case"])
     print_table(rows)
     if args.output is not None:
-        report = {
-            "device": f"{platform.machine()} CPU, {os.cpu_count()} cores",
-            "versions": versions,
-            "date": datetime.date.today().isoformat(),
-            "command": " ".join(["python", *sys.argv]),
-            "rows": rows,
-        }
-        args.output.parent.mkdir(parents=True, exist_ok=True)
-        args.output.write_text(json.dumps(report, indent=1) + "\n")
+        write_results(args.output, versions, rows)
 
 
 if __name__ == "__main__":

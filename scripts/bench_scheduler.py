@@ -8,11 +8,8 @@ Times are of the processor, so that other work on the machine does not count.
 from __future__ import annotations
 
 import argparse
-import datetime
 import gc
 import itertools
-import json
-import os
 import platform
 import sys
 import time
@@ -23,6 +20,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+from cpu_results import write_results
 from rich.console import Console
 from rich.table import Table
 
@@ -232,15 +230,7 @@ def main() -> None:
     assert "jax" not in sys.modules, "the host side has imported jax"
     print_table(rows)
     if args.output is not None:
-        report = {
-            "device": f"{platform.machine()} CPU, {os.cpu_count()} cores",
-            "versions": {"python": platform.python_version(), "numpy": version("numpy")},
-            "date": datetime.date.today().isoformat(),
-            "command": " ".join(["python", *sys.argv]),
-            "rows": rows,
-        }
-        args.output.parent.mkdir(parents=True, exist_ok=True)
-        args.output.write_text(json.dumps(report, indent=1) + "\n")
+        write_results(args.output, {"python": platform.python_version(), "numpy": version("numpy")}, rows)
 
 
 if __name__ == "__main__":
