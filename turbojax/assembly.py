@@ -236,7 +236,7 @@ def as_configured(model: Model, config: EngineConfig) -> Model:
         accepted = f"auto or {model.spec.dtype}, which the weights of {name} have"
         raise ConfigError("EngineConfig", "dtype", config.dtype, accepted)
     if config.model_format is not None:
-        accepted = f"None: {name} is loaded as it is, which is no such format"
+        accepted = f"None: {name} is a native checkpoint or arrays in memory, which have no such format"
         raise ConfigError("EngineConfig", "model_format", config.model_format, accepted)
     config = with_kv_policy(config, policy_in(model.config, model.path))
     model = with_kv_bits(model, config.kv_bits, bool(config.kv_hadamard))
