@@ -17,6 +17,7 @@ from turbojax.cli.environment import prepare_environment
 from turbojax.cli.generate import generate
 from turbojax.cli.lite import lite
 from turbojax.cli.lite_audit import audit, calibrate, perplexity
+from turbojax.cli.serve import serve
 from turbojax.errors import TurbojaxError
 
 
@@ -68,6 +69,7 @@ lite.command()(perplexity)
 lite.command()(audit)
 lite.command()(calibrate)
 app.add_typer(lite)
+app.add_typer(serve)
 
 
 def main() -> None:

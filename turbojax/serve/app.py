@@ -1,0 +1,21 @@
+"""The HTTP application: every part's routes on one service."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI
+
+from turbojax import __version__
+from turbojax.serve import chat, models, openai_errors
+from turbojax.serve.service import Service
+
+ROUTERS = (models.router, chat.router)
+
+
+def create_app(service: Service) -> FastAPI:
+    """Routes, middlewares and error bodies around one service."""
+    app = FastAPI(title="turbojax", version=__version__, docs_url=None, redoc_url=None)
+    app.state.service = service
+    for router in ROUTERS:
+        app.include_router(router)
+    openai_errors.install(app)
+    return app
