@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import queue
 import weakref
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence
@@ -10,16 +11,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from turbojax.call import Call, Requests
 from turbojax.configs import EngineConfig, GenerationConfig
 from turbojax.conversation import Conversation
 from turbojax.engine.loop import EngineLoop
 from turbojax.engine.metrics import EngineMetrics
 from turbojax.engine.plan import Runner
-from turbojax.engine.request import Request
 from turbojax.engine.response import Response
 from turbojax.engine.scheduler import Scheduler
 from turbojax.errors import InvalidPromptError, RequestError
 from turbojax.generation import model_defaults
+from turbojax.postbox import Postbox
 from turbojax.prompts import Prompt, as_list, is_int, is_one_prompt
 from turbojax.request_builder import GenConfigs, Prompts, RequestBuilder
 from turbojax.session import Session
@@ -29,9 +31,6 @@ if TYPE_CHECKING:
     from turbojax.models.model import Model
     from turbojax.processors import LogitsProcessor
     from turbojax.tokenizer import Tokenizer
-
-Requests = dict[tuple[int, int], Request]
-"""By index and sample index."""
 
 
 class Pipeline:
@@ -118,17 +117,31 @@ class Pipeline:
         return self._stream(requests, outbox.get)
 
     def _stream(self, requests: Requests, receive: Callable[[], Response]) -> Generator[Response, None, None]:
-        unfinished = dict(requests)
+        call = Call(self._loop, requests)
         try:
-            self._loop.submit(*requests.values())
-            while unfinished:
+            while not call.is_done:
                 piece = receive()
-                if piece.finish_reason is not None:
-                    self._loop.leave(unfinished.pop((piece.index, piece.sample_index)))
+                call.hear(piece)
                 yield piece
         finally:
-            for request in unfinished.values():
-                self._loop.cancel(request)
+            call.cancel()
+
+    def start(
+        self,
+        prompts: Prompts,
+        gen_config: GenConfigs,
+        deliver: Callable[[Response], None],
+        *,
+        do_preprocess: bool = True,
+    ) -> Call:
+        """Generates for whoever wants to hear pieces in the engine's thread, and to cancel from any; see `__call__`.
+
+        Args:
+            prompts, gen_config, do_preprocess: see `__call__`.
+            deliver: is called with each piece and must not wait; if it raises, the request ends. `Call.hear` is to be
+                told of each piece.
+        """
+        return Call(self._loop, self._builder.requests(prompts, gen_config, deliver, do_preprocess=do_preprocess))
 
     async def agenerate(
         self, prompts: Prompts, gen_config: GenConfigs = None, *, do_preprocess: bool = True
@@ -146,23 +159,17 @@ class Pipeline:
     async def _astream(
         self, prompts: Prompts, gen_config: GenConfigs, do_preprocess: bool, *, whole: bool = False
     ) -> AsyncGenerator[Response, None]:
-        event_loop, outbox = asyncio.get_running_loop(), asyncio.Queue[Response]()
-
-        def deliver(piece: Response) -> None:
-            event_loop.call_soon_threadsafe(outbox.put_nowait, piece)
-
+        postbox, outbox = Postbox.here(), asyncio.Queue[Response]()
+        deliver = functools.partial(postbox.post, outbox.put_nowait)
         requests = self._builder.requests(prompts, gen_config, deliver, do_preprocess=do_preprocess, whole=whole)
-        unfinished = dict(requests)
+        call = Call(self._loop, requests)
         try:
-            self._loop.submit(*requests.values())
-            while unfinished:
+            while not call.is_done:
                 piece = await outbox.get()
-                if piece.finish_reason is not None:
-                    self._loop.leave(unfinished.pop((piece.index, piece.sample_index)))
+                call.hear(piece)
                 yield piece
         finally:
-            for request in unfinished.values():
-                self._loop.cancel(request)
+            call.cancel()
 
     # -- scores -------------------------------------------------------------------------------------------
 

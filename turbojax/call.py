@@ -1,0 +1,40 @@
+"""The requests of one call, from their start to the last one's end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from turbojax.engine.loop import EngineLoop
+from turbojax.engine.request import Request
+from turbojax.engine.response import Response
+
+Requests = Mapping[tuple[int, int], Request]
+"""By index and sample index."""
+
+
+class Call:
+    """Requests that an engine has: whoever hears a piece of them says so, and may cancel what has not ended."""
+
+    def __init__(self, loop: EngineLoop, requests: Requests) -> None:
+        """Hands all of them over, or none.
+
+        Raises:
+            EngineClosedError, EngineFailedError, QueueFullError: see `EngineLoop.submit`.
+        """
+        self._loop, self._unfinished = loop, dict(requests)
+        loop.submit(*requests.values())
+
+    @property
+    def is_done(self) -> bool:
+        """The last piece of every request was heard."""
+        return not self._unfinished
+
+    def hear(self, piece: Response) -> None:
+        """A piece has come to whoever made the call."""
+        if piece.finish_reason is not None:
+            self._loop.leave(self._unfinished.pop((piece.index, piece.sample_index)))
+
+    def cancel(self) -> None:
+        """Ends what has not ended; nothing more is delivered of it, but for what is on its way. Any thread may."""
+        for request in list(self._unfinished.values()):
+            self._loop.cancel(request)
