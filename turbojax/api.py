@@ -15,7 +15,7 @@ from turbojax.call import Call, Requests
 from turbojax.configs import EngineConfig, GenerationConfig
 from turbojax.conversation import Conversation
 from turbojax.engine.loop import EngineLoop
-from turbojax.engine.metrics import EngineMetrics
+from turbojax.engine.metrics import EngineMetrics, EngineStatus
 from turbojax.engine.plan import Runner
 from turbojax.engine.response import Response
 from turbojax.engine.scheduler import Scheduler
@@ -83,6 +83,11 @@ class Pipeline:
     def metrics(self) -> EngineMetrics:
         """What the engine has counted so far."""
         return self._scheduler.metrics
+
+    @property
+    def status(self) -> EngineStatus:
+        """How the engine stands now: who runs and waits, the pool, whether it still makes progress."""
+        return self._loop.status
 
     # -- calls --------------------------------------------------------------------------------------------
 

@@ -63,7 +63,7 @@ class Endings:
             reason = "length"
         if reason is not None:
             self._end(request, reason)
-        progress = Progress(token_ids, reason, None, request.num_cached_tokens, outputs)
+        progress = Progress(token_ids, reason, None, request.num_cached_tokens, outputs, None, request.started_s)
         if report(request, progress) and reason is None:
             self._end(request, reason := "stop")
         self._metrics.num_finished_requests += reason is not None
@@ -72,7 +72,7 @@ class Endings:
         """Ends a request with an error."""
         self._metrics.num_failed_requests += 1
         self._end(request, "error")
-        report(request, Progress([], "error", error, request.num_cached_tokens))
+        report(request, end_of(request, "error", error))
 
     def fail_not_finite(self, request: Request) -> None:
         """Ends a request whose logits are not finite."""
@@ -124,9 +124,15 @@ class Endings:
                 text = f"its time was over while it {where}, after {len(request.generated_ids)} generated tokens"
                 self._metrics.num_timed_out_requests += 1
                 self._end(request, "timeout")
-                report(request, Progress([], "timeout", RequestTimeoutError(f"request {request.request_id}: {text}")))
+                error = RequestTimeoutError(f"request {request.request_id}: {text}")
+                report(request, end_of(request, "timeout", error))
                 ended.append(request)
         return ended
+
+
+def end_of(request: Request, reason: str, error: Exception) -> Progress:
+    """The last progress of a request that ends without a token."""
+    return Progress([], reason, error, request.num_cached_tokens, started_s=request.started_s)
 
 
 def report(request: Request, progress: Progress) -> bool:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from turbojax.engine.metrics import EngineStatus
 from turbojax.engine.plan import Runner
 from turbojax.engine.request import Request
 from turbojax.engine.scheduler import Scheduler
@@ -26,6 +27,7 @@ class EngineLoop:
         self._scheduler, self._stepper = scheduler, Stepper(scheduler, runner)
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._end: TurbojaxError | None = None  # why no further request is taken
+        self._progress_s = time.monotonic()  # when a step finished, or work came to an engine that had none
         # Nothing is queued behind the command that closes. A stream that is collected as garbage cancels its requests
         # in whatever thread allocates just then, which may hold the lock.
         self._lock = threading.RLock()
@@ -46,6 +48,8 @@ class EngineLoop:
             if self._end is not None:
                 raise type(self._end)(str(self._end)) from self._end
             self._check_room(len(requests))
+            if not self._has_work:
+                self._progress_s = time.monotonic()
             self._open.update(requests)
             self._commands.put(lambda: self._add(requests))
 
@@ -56,6 +60,29 @@ class EngineLoop:
                 f"{num_new} new requests beside {num_open} would be more than {config.num_slots} that run at once and "
                 f"{config.max_queue_len} that wait; try again later, send fewer at once, or raise max_queue_len"
             )
+
+    @property
+    def _has_work(self) -> bool:
+        """A request is open, or one that was given up still has a slot or a step in flight."""
+        return bool(self._open) or not self._stepper.is_idle
+
+    @property
+    def status(self) -> EngineStatus:
+        """How the engine stands. Any thread may ask; each number is of some moment during the call."""
+        pool, running = self._scheduler.pool, list(self._scheduler.running)
+        with self._lock:
+            num_waiting = len(self._open) - sum(request in self._open for request in running)
+        num_free, num_available = pool.num_free_pages(), pool.num_available_pages()
+        num_idle = max(0, num_available - num_free)
+        return EngineStatus(
+            num_running=len(running),
+            num_waiting=num_waiting,
+            num_held_pages=max(0, pool.num_usable_pages - num_free - num_idle),
+            num_idle_pages=num_idle,
+            num_free_pages=num_free,
+            stalled_s=max(0.0, time.monotonic() - self._progress_s) if self._has_work else 0.0,
+            failure=None if self._end is None else str(self._end),
+        )
 
     def leave(self, request: Request) -> None:
         """Counts a request as ended; whoever has seen its end may say so before the engine does."""
@@ -88,6 +115,7 @@ class EngineLoop:
                 if self._end is None:
                     self._scheduler.expire(time.monotonic())
                     self._stepper.step()
+                    self._progress_s = time.monotonic()
             except EngineFailedError as failure:
                 self._stop(failure)
             except Exception as error:  # no step's: the engine itself is wrong, and must not hang its requests

@@ -1,8 +1,9 @@
-"""What an engine has counted since it started: plain numbers for whoever exports them."""
+"""What an engine has counted since it started, and how it stands now: plain numbers for whoever exports them."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
 
 @dataclass
@@ -42,3 +43,36 @@ class EngineMetrics:
     def snapshot(self) -> dict[str, int]:
         """The numbers now, by their names."""
         return asdict(self)
+
+
+class EngineStatus(NamedTuple):
+    """How an engine stands at a moment.
+
+    Every page of the pool, the device's sink left out, is held, idle or free.
+
+    Attributes:
+        num_running: requests with a slot.
+        num_waiting: requests without one, those included that the engine has not taken in yet.
+        num_held_pages: pages that running requests hold.
+        num_idle_pages: pages that nobody holds, kept for what they contain until somebody needs them.
+        num_free_pages: the others.
+        stalled_s: for how long there has been work without a step that finished; 0 while there is no work.
+        failure: why the engine takes no further request; None while it does.
+    """
+
+    num_running: int
+    num_waiting: int
+    num_held_pages: int
+    num_idle_pages: int
+    num_free_pages: int
+    stalled_s: float
+    failure: str | None
+
+    @property
+    def num_pages(self) -> int:
+        return self.num_held_pages + self.num_idle_pages + self.num_free_pages
+
+    @property
+    def pool_usage(self) -> float:
+        """The share of the pool that running requests hold, 0 .. 1: what is left, a newcomer can have."""
+        return self.num_held_pages / self.num_pages

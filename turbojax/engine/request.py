@@ -35,6 +35,7 @@ class Progress(NamedTuple):
         num_cached_tokens: of its prompt, found in the prefix cache.
         outputs: what it wants of the tokens, one row each or more.
         prompt_outputs: what it wants of the next rows of its prompt; the last row of all belongs to the first token.
+        started_s: by `time.monotonic`, when it first took a slot; None before that.
     """
 
     token_ids: list[int]
@@ -43,6 +44,7 @@ class Progress(NamedTuple):
     num_cached_tokens: int = 0
     outputs: RowOutputs | None = None
     prompt_outputs: RowOutputs | None = None
+    started_s: float | None = None
 
 
 @dataclass(eq=False, slots=True)  # a step looks at every running request: slots are half of the memory to read
@@ -68,7 +70,8 @@ class Request:
         num_held_tokens: tokens that its pages have room for.
         num_prefilled_tokens: known tokens whose K and V are in the pool, or will be by the steps in flight.
         num_committed_tokens: those of them whose steps are committed.
-        num_cached_tokens: tokens of the prompt that the prefix cache had when it first took a slot.
+        started_s: by `time.monotonic`, when it first took a slot.
+        num_cached_tokens: tokens of the prompt that the prefix cache had then.
         num_reported_rows: rows of the prompt whose outputs its sink has.
         num_planned_tokens: its length once the steps in flight have all given their tokens.
         num_steps_in_flight: steps that name its slot and are not committed.
@@ -96,6 +99,7 @@ class Request:
     num_held_tokens: int = 0
     num_prefilled_tokens: int = 0
     num_committed_tokens: int = 0
+    started_s: float | None = None
     num_cached_tokens: int = 0
     num_reported_rows: int = 0
     num_planned_tokens: int = 0

@@ -33,6 +33,7 @@ class Response:
         index: of the prompt in its list.
         sample_index: of the sample, 0 .. n - 1.
         num_cached_tokens: of the prompt, found in the prefix cache.
+        started_s: by `time.monotonic`, when its request first took a slot; None where it never did.
         logprobs: for each token, the natural logarithms of probabilities by token id: of the likeliest tokens by the
             model's own logits, likeliest first, and of the token itself.
         processed_logprobs: the same tokens by the logits that were sampled from, before the temperature: after
@@ -52,6 +53,7 @@ class Response:
     index: int = 0
     sample_index: int = 0
     num_cached_tokens: int = 0
+    started_s: float | None = field(default=None, compare=False)
     logprobs: list[LogprobOf] | None = None
     processed_logprobs: list[LogprobOf] | None = None
     prompt_logprobs: list[LogprobOf | None] | None = None
@@ -80,15 +82,15 @@ class Answer:
         if progress.prompt_outputs is not None:
             self._prompt_outputs.append(progress.prompt_outputs)
 
-    def hand_on(self, finish_reason: str | None, error: str | None, num_cached_tokens: int) -> Response:
-        """All that has come since the last time."""
+    def hand_on(self, finish_reason: str | None, error: str | None, progress: Progress) -> Response:
+        """All that has come since the last time, up to this progress."""
         tokens, text = self.token_ids, self._text
         self.token_ids, self._text = [], ""
         self._num_tokens += len(tokens)
         wanted = self._wanted(tokens) if self._outputs or self._prompt_outputs else {}
         return Response(
             text, tokens, finish_reason, self._num_prompt_tokens, self._num_tokens, error,
-            self._index, self._sample_index, num_cached_tokens, **wanted,
+            self._index, self._sample_index, progress.num_cached_tokens, progress.started_s, **wanted,
         )  # fmt: skip
 
     def _wanted(self, tokens: list[int]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterable
 from itertools import takewhile
@@ -58,7 +59,8 @@ class Roster:
         return True
 
     def _count(self, request: Request, match: Match) -> None:
-        if request.num_prefill_tokens == 0:  # it never had a slot
+        if request.started_s is None:
+            request.started_s = time.monotonic()
             request.num_cached_tokens = match.num_tokens
             self.metrics.num_prompt_tokens += len(request.prompt_ids)
             self.metrics.num_cached_tokens += match.num_tokens

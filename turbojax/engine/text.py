@@ -118,14 +118,14 @@ class TextSink:
         try:
             piece = self._read(progress, is_last)
         except Exception as error:  # a decoder's failure ends this request, not the engine's thread
-            self._send("error", f"{type(error).__name__}: {error}", progress.num_cached_tokens)
+            self._send("error", f"{type(error).__name__}: {error}", progress)
             return True
         self._answer.add(progress, piece.num_tokens, piece.text)
         reason = "stop" if piece.is_end else progress.finish_reason
         if self._whole and reason is None:
             return False
         failure = None if progress.error is None else str(progress.error)
-        heard = self._send(reason, failure, progress.num_cached_tokens)
+        heard = self._send(reason, failure, progress)
         return piece.is_end or not heard
 
     def _read(self, progress: Progress, is_last: bool) -> Piece:
@@ -139,10 +139,10 @@ class TextSink:
             text += self._decode_stop(ids[-1:])
         return Piece(text, len(progress.token_ids), False)
 
-    def _send(self, reason: str | None, error: str | None, num_cached_tokens: int) -> bool:
+    def _send(self, reason: str | None, error: str | None, progress: Progress) -> bool:
         """Whether the piece was taken: a listener that is gone (a closed event loop) must not take the engine along."""
         try:
-            self._deliver(self._answer.hand_on(reason, error, num_cached_tokens))
+            self._deliver(self._answer.hand_on(reason, error, progress))
         except Exception as gone:
             log.warning("prompt %d ends, its listener is gone: %s: %s", self._index, type(gone).__name__, gone)
             return False
