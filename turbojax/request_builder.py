@@ -167,6 +167,7 @@ class RequestBuilder:
             index=index,
             sample_index=sample_index,
             whole=whole,
+            wants_prompt_logprobs=config.prompt_logprobs is not None,
         )
 
     def _decoder(self, skip_special_tokens: bool) -> Decode | None:

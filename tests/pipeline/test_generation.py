@@ -195,3 +195,11 @@ def test_get_ppl_is_the_mean_loss_of_all_tokens_but_the_first(pipe):
     for wrong in ([1], [[1, 2], [3]], "text", [{"role": "user", "content": "A"}] * 2):
         with pytest.raises(InvalidPromptError, match="two token ids at least"):
             pipe.get_ppl(wrong)
+
+
+def test_a_prompt_of_one_token_has_a_list_of_log_probabilities_that_says_nothing(pipe):
+    config = GenerationConfig(max_new_tokens=3, ignore_eos=True, prompt_logprobs=0)
+    assert pipe([7], config).prompt_logprobs == [None]
+    pieces = list(pipe.stream_infer([7], config))
+    assert [piece.prompt_logprobs for piece in pieces] == [[None]] + [None] * (len(pieces) - 1)
+    assert pipe([7], GEN).prompt_logprobs is None

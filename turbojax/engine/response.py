@@ -64,8 +64,12 @@ class Response:
 class Answer:
     """Collects what comes of a request until it is handed on; tokens and text alone take a short way."""
 
-    def __init__(self, prompt_ids: Sequence[int] | np.ndarray, index: int, sample_index: int) -> None:
+    def __init__(
+        self, prompt_ids: Sequence[int] | np.ndarray, index: int, sample_index: int, *, wants_prompt_logprobs: bool
+    ) -> None:
         self._prompt_ids, self._index, self._sample_index = prompt_ids, index, sample_index
+        # No row of a prompt of one token has a log-probability, so none comes that would bring the list.
+        self._owes_first = wants_prompt_logprobs and len(prompt_ids) == 1
         self._num_prompt_tokens, self._num_tokens = len(prompt_ids), 0
         self.token_ids: list[int] = []
         self._text = ""
@@ -87,7 +91,7 @@ class Answer:
         tokens, text = self.token_ids, self._text
         self.token_ids, self._text = [], ""
         self._num_tokens += len(tokens)
-        wanted = self._wanted(tokens) if self._outputs or self._prompt_outputs else {}
+        wanted = self._wanted(tokens) if self._outputs or self._prompt_outputs or self._owes_first else {}
         return Response(
             text, tokens, finish_reason, self._num_prompt_tokens, self._num_tokens, error,
             self._index, self._sample_index, progress.num_cached_tokens, progress.started_s, **wanted,
@@ -96,6 +100,8 @@ class Answer:
     def _wanted(self, tokens: list[int]) -> dict[str, Any]:
         """The fields of what was wanted beside tokens."""
         rows, prompt_rows = logprob_rows(self._outputs), logprob_rows(self._prompt_outputs)
+        if self._owes_first:
+            prompt_rows, self._owes_first = [], False
         parts = [*self._prompt_outputs, *self._outputs]
         self._outputs, self._prompt_outputs = [], []
         return {

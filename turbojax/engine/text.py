@@ -102,11 +102,15 @@ class TextSink:
         index: int = 0,
         sample_index: int = 0,
         whole: bool = False,
+        wants_prompt_logprobs: bool = False,
     ) -> None:
         """`whole` delivers one piece, at the end; unless a rule reads the tokens, it is decoded only then."""
         self._deliver, self._decode, self._rules, self._decode_stop = deliver, decode, rules, decode_stop
         self._reader = TextReader(decode, rules, decode_stop)
-        self._answer, self._index = Answer(prompt_ids, index, sample_index), index
+        self._answer, self._index = (
+            Answer(prompt_ids, index, sample_index, wants_prompt_logprobs=wants_prompt_logprobs),
+            index,
+        )
         self._whole, self._reads_tokens = whole, not whole or rules.reads_tokens
 
     def __call__(self, progress: Progress) -> bool:
