@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, field
 
-from turbojax.rules import check, is_int
+from turbojax.errors import ConfigError
+from turbojax.rules import as_tuple, check, is_int, is_real
 
 DEFAULT_PORT = 23333  # LMDeploy's
+LOG_LEVELS = ("debug", "info", "warning", "error")
+SECONDS = (1e-3, 1e9)  # least and most of a time limit
+# Python's JSON reader gives up below a thousand or so, depending on how deep its caller stands.
+MAX_JSON_DEPTH = 500
+
+Rules = dict[str, tuple[bool, str]]
+"""By field: whether its value holds, and what is accepted."""
 
 
 @dataclass(frozen=True)
@@ -17,6 +26,21 @@ class ServeConfig:
         server_name: the address to listen at; the default is this machine alone.
         server_port: 0 takes a free one.
         model_name: what clients call the model; None is its folder's or repository's name.
+        api_keys: a client must present one of these, where there are any.
+        allow_origins: pages of these origins may call from a browser; "*" is all.
+        ssl_certfile, ssl_keyfile: PEM files, of the certificate and of its key; with them the server speaks TLS.
+        max_connections: connections that are open at once; any more are closed with a 503.
+        max_concurrent_requests: requests that are worked on at once, those that wait for the engine included; any
+            more get a 429.
+        max_body_bytes: of a request's body.
+        max_upload_bytes: of one to /v1/files, which goes to disk as it comes.
+        max_json_depth: of arrays and objects inside one another in a body.
+        receive_timeout_s: a client has sent its whole request by then.
+        request_timeout_s: a request is answered whole by then; None is never.
+        drain_s: on a signal to end, requests that run have so long to end by themselves.
+        stall_s: an engine that has work and finishes no step for so long is not healthy.
+        log_level: of the least important lines that are logged.
+        log_json: a line is a JSON object, instead of text.
 
     Raises:
         ConfigError: a field is out of range.
@@ -25,8 +49,28 @@ class ServeConfig:
     server_name: str = "127.0.0.1"
     server_port: int = DEFAULT_PORT
     model_name: str | None = None
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
+    allow_origins: tuple[str, ...] = ()
+    ssl_certfile: str | None = None
+    ssl_keyfile: str | None = None
+    max_connections: int = 2048
+    max_concurrent_requests: int = 1024
+    max_body_bytes: int = 8 << 20
+    max_upload_bytes: int = 256 << 20
+    max_json_depth: int = 64
+    receive_timeout_s: float = 60.0
+    request_timeout_s: float | None = 3600.0
+    drain_s: float = 30.0
+    stall_s: float = 120.0
+    log_level: str = "info"
+    log_json: bool = False
 
     def __post_init__(self) -> None:
+        for name in ("api_keys", "allow_origins"):
+            object.__setattr__(self, name, as_tuple("ServeConfig", name, getattr(self, name)))
+        if not all(map(is_key, self.api_keys)):  # the message must not show them
+            accepted = "texts of visible ASCII characters, 8 at least"
+            raise ConfigError("ServeConfig", "api_keys", f"{len(self.api_keys)} keys", accepted)
         rules = {
             "server_name": (isinstance(self.server_name, str) and self.server_name != "", "an address or host name"),
             "server_port": (is_int(self.server_port, 0, 65535), "an int of 0 .. 65535 (0 takes a free port)"),
@@ -35,4 +79,32 @@ class ServeConfig:
                 "None or a text that is not empty",
             ),
         }
-        check("ServeConfig", self, rules)
+        check("ServeConfig", self, rules | self._operation_rules())
+
+    def _operation_rules(self) -> Rules:
+        """What a server in operation may be told."""
+        is_pair = (self.ssl_certfile is None) == (self.ssl_keyfile is None)
+        limit_s = self.request_timeout_s
+        rules: Rules = {
+            "allow_origins": (all(map(is_origin, self.allow_origins)), '"*", or origins as https://example.com'),
+            "ssl_certfile": (is_pair, "None, or a PEM file beside that of ssl_keyfile"),
+            "request_timeout_s": (limit_s is None or is_real(limit_s, *SECONDS), "None or a number of seconds above 0"),
+            "log_level": (self.log_level in LOG_LEVELS, f"one of {', '.join(LOG_LEVELS)}"),
+        }
+        for name in ("max_connections", "max_concurrent_requests", "max_body_bytes", "max_upload_bytes"):
+            rules[name] = (is_int(getattr(self, name), 1), "an int of 1 at least")
+        rules["max_json_depth"] = (is_int(self.max_json_depth, 1, MAX_JSON_DEPTH), f"an int of 1 .. {MAX_JSON_DEPTH}")
+        for name in ("receive_timeout_s", "stall_s"):
+            rules[name] = (is_real(getattr(self, name), *SECONDS), "a number of seconds above 0")
+        rules["drain_s"] = (is_real(self.drain_s, 0, SECONDS[1]), "a number of seconds, 0 at least")
+        return rules
+
+
+def is_key(key: object) -> bool:
+    """A key that an HTTP header can carry as it is, and that nobody guesses by trying short ones."""
+    return isinstance(key, str) and len(key) >= 8 and all("!" <= letter <= "~" for letter in key)
+
+
+def is_origin(origin: object) -> bool:
+    """As browsers send it: scheme, host and maybe a port, with no path."""
+    return isinstance(origin, str) and (origin == "*" or re.fullmatch(r"https?://[^/\s]+", origin) is not None)
