@@ -47,8 +47,20 @@ class MissingTokenizerError(RequestError):
     """Text was given, but the checkpoint has no tokenizer: token ids are needed."""
 
 
+class InvalidFieldError(RequestError):
+    """A field of a request that came as JSON is wrong; `param` is its path."""
+
+    def __init__(self, param: str, message: str) -> None:
+        self.param = param
+        super().__init__(f"{param}: {message}")
+
+
 class RequestTimeoutError(RequestError):
     """The time that a request was given is over; what it generated until then stands."""
+
+
+class RowError(RequestError):
+    """A row of a dataset cannot be answered: names the row, the column, what came and what is accepted."""
 
 
 class QueueFullError(TurbojaxError):

@@ -1,0 +1,80 @@
+"""Which styles of tool calls and of reasoning a model has, and what they ask of the generation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from turbojax.serve.parsing.reasoning import TAGS
+from turbojax.serve.parsing.tool_styles import ARGS, PYTHON_TAG, READERS, TOOL_CALL, TOOL_CALLS
+
+TOOL_STYLES = tuple(style for style in READERS if style is not None)
+REASONING_STYLES = tuple(TAGS)
+
+# Families whose models write calls alike, for templates that show the tools but no call.
+_STYLE_OF_FAMILY = {
+    "qwen2": "hermes", "qwen2_moe": "hermes", "qwen3": "hermes", "qwen3_moe": "hermes",
+    "llama": "llama3",
+    "mistral": "mistral", "mixtral": "mistral", "ministral": "mistral",
+}  # fmt: skip
+# Styles whose tags are special tokens, which are left out of texts by default.
+_TOOL_STYLES_OF_SPECIAL_TOKENS = ("llama3", "mistral")
+_REASONING_STYLES_OF_SPECIAL_TOKENS = ("mistral",)
+
+
+class Styles(NamedTuple):
+    """How a model writes tool calls and reasoning; None: it does not.
+
+    Attributes:
+        tool: one of `TOOL_STYLES`.
+        reasoning: one of `REASONING_STYLES`.
+    """
+
+    tool: str | None = None
+    reasoning: str | None = None
+
+
+def detect_styles(chat_template: str | None, model_config: Mapping[str, Any] | None = None) -> Styles:
+    """Styles as the chat template shows them.
+
+    Args:
+        chat_template: the Jinja text.
+        model_config: what config.json says; its `model_type` counts where the template takes tools and shows no call.
+    """
+    template = chat_template or ""
+    return Styles(_tool_style(template, model_config or {}), _reasoning_style(template))
+
+
+def _tool_style(template: str, model_config: Mapping[str, Any]) -> str | None:
+    if "tools" not in template:
+        return None
+    if TOOL_CALL in template:
+        return "qwen3_coder" if "<function=" in template and "<parameter=" in template else "hermes"
+    if TOOL_CALLS in template:
+        return "mistral"
+    if PYTHON_TAG in template or ("<|start_header_id|>" in template and '"parameters"' in template):
+        return "llama3"
+    return _STYLE_OF_FAMILY.get(str(model_config.get("model_type")))
+
+
+def _reasoning_style(template: str) -> str | None:
+    for style, tags in TAGS.items():
+        if tags.open in template or tags.close in template:
+            return style
+    return None
+
+
+def generation_overrides(styles: Styles, has_tools: bool) -> dict[str, Any]:
+    """Fields of GenerationConfig that a chat needs for its answer to be parsed.
+
+    Tags that are special tokens must be in the text. Stop tokens are left out of it all the same.
+    """
+    of_tools = has_tools and styles.tool in _TOOL_STYLES_OF_SPECIAL_TOKENS
+    if of_tools or styles.reasoning in _REASONING_STYLES_OF_SPECIAL_TOKENS:
+        return {"skip_special_tokens": False}
+    return {}
+
+
+def writes_name_before_arguments(chat_template: str | None) -> bool:
+    """Whether a Mistral model writes name[ARGS]{...}, as since version 11 of its tokenizer, and not a list."""
+    return ARGS in (chat_template or "")
