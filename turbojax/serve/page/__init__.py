@@ -1,0 +1,1 @@
+"""A page at `/`: chat with the model, and how busy the server is."""
