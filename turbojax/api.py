@@ -60,6 +60,7 @@ class Pipeline:
             processors=processors or {},
         )  # fmt: skip
         self._vocab_size, self._eos_ids = vocab_size, tuple(eos_ids)
+        self.sampling_defaults = dict(defaults or {})  # those fields of GenerationConfig that the model recommends
         self.memory = memory  # what weights, KV pool and steps take, of a pipeline on a device
         self._loop = EngineLoop(scheduler, runner)
         # The engine's thread would keep the weights of a pipeline that was dropped without being closed.
