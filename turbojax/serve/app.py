@@ -6,9 +6,10 @@ from fastapi import FastAPI
 
 from turbojax import __version__
 from turbojax.serve import chat, models, openai_errors
+from turbojax.serve.page import router as page
 from turbojax.serve.service import Service
 
-ROUTERS = (models.router, chat.router)
+ROUTERS = (page.router, models.router, chat.router)
 
 
 def create_app(service: Service) -> FastAPI:
