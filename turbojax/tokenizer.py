@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from turbojax.chat_template import kwargs_of, variables_of
 from turbojax.errors import InvalidPromptError, TokenizerError
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
@@ -15,8 +16,9 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json",
 class Tokenizer:
     """A transformers tokenizer, reduced to what generation needs."""
 
-    def __init__(self, inner: Any) -> None:
-        self._inner = inner
+    def __init__(self, inner: Any, chat_template: str | None = None) -> None:
+        """`chat_template` is one to use in place of the tokenizer's own."""
+        self._inner, self._chat_template = inner, chat_template
         # transformers wraps it at four times the cost of a call, which streaming pays twice for every token.
         self._backend = getattr(inner, "backend_tokenizer", None)
 
@@ -39,12 +41,31 @@ class Tokenizer:
 
     @property
     def has_chat_template(self) -> bool:
-        return self._inner.chat_template is not None
+        return self.chat_template is not None
 
     @property
     def chat_template(self) -> str | None:
-        """The Jinja template that conversations are written with."""
-        return self._inner.chat_template
+        """The Jinja template that conversations are written with; of several, the one that knows tools."""
+        own = self._inner.chat_template
+        if isinstance(own, Mapping):
+            own = own.get("tool_use", own.get("default"))
+        return self._chat_template or own
+
+    @property
+    def takes_tools(self) -> bool:
+        """Whether the chat template shows tools to the model."""
+        return self.chat_template is not None and "tools" in variables_of(self.chat_template)
+
+    @property
+    def template_kwargs(self) -> frozenset[str]:
+        """What a conversation can set in its chat template beside messages and tools, as `enable_thinking`."""
+        if self.chat_template is None:
+            return frozenset()
+        return kwargs_of(self.chat_template, self._inner.special_tokens_map)
+
+    def with_chat_template(self, chat_template: str) -> Tokenizer:
+        """The same tokenizer with another template."""
+        return Tokenizer(self._inner, chat_template)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text, with the start token where the model wants one."""
@@ -70,22 +91,57 @@ class Tokenizer:
         # The template writes the start token itself.
         return self.encode(text, add_special_tokens=False)
 
-    def render_chat(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        template_kwargs: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+    ) -> str:
         """The text that the model's chat template makes of a conversation.
 
-        Raises:
-            InvalidPromptError: the model has no chat template, or it refuses the messages.
-        """
-        from jinja2 import TemplateError
+        transformers renders it in jinja2's immutable sandbox: a template reaches no file, no module and no attribute
+        that begins with an underscore, and changes none of its arguments. Its loops are bounded by what it is given
+        and by ranges of 100,000; nested ones are not, so a template is to be trusted as much as the model it is of.
 
-        if not self.has_chat_template:
+        Args:
+            messages: with `role` and `content`.
+            tools: that the model may call, in OpenAI's form.
+            template_kwargs: variables for the template, of `template_kwargs`.
+            add_generation_prompt: the text ends where the assistant's answer begins.
+            continue_final_message: it ends within the last message, which the model then goes on with.
+
+        Raises:
+            InvalidPromptError: the model has no chat template, or it refuses the messages, takes no tools, or does not
+                know a variable.
+        """
+        if self.chat_template is None:
             raise InvalidPromptError("the model has no chat template: give a text or token ids instead of messages")
         try:
+            self._check_template_takes(tools, template_kwargs or {})
             return self._inner.apply_chat_template(
-                [dict(m) for m in messages], tokenize=False, add_generation_prompt=add_generation_prompt
+                [dict(m) for m in messages],
+                tools=[dict(tool) for tool in tools] or None,
+                chat_template=self._chat_template,
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                **(template_kwargs or {}),
             )
-        except (TemplateError, KeyError, TypeError, ValueError) as error:
+        except InvalidPromptError:
+            raise
+        except Exception as error:  # a template is a program, and can fail in all the ways that one does
             raise InvalidPromptError(f"the model's chat template refuses the messages: {error}") from error
+
+    def _check_template_takes(self, tools: Sequence[Mapping[str, Any]], template_kwargs: Mapping[str, Any]) -> None:
+        if tools and not self.takes_tools:
+            raise InvalidPromptError("the model's chat template takes no tools")
+        unknown = sorted(set(template_kwargs) - self.template_kwargs)
+        if unknown:
+            accepted = ", ".join(sorted(self.template_kwargs)) or "none"
+            raise InvalidPromptError(f"the model's chat template does not read {unknown[0]!r}; accepted: {accepted}")
 
 
 def quiet_transformers() -> None:

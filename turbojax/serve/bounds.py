@@ -21,7 +21,6 @@ MAX_ID_LEN = 256
 MAX_JSON_DEPTH = 64  # of arguments, schemas and whatever else is JSON
 MAX_JSON_VALUES = 20_000  # of a schema or of template arguments: numbers, texts, lists and objects, each counts
 MAX_TEMPLATE_KWARGS = 32
-MAX_CHAT_TEMPLATE_BYTES = 1 << 20
 MAX_STOP_WORDS = 64
 MAX_STOP_WORD_LEN = 1024
 MAX_LOGIT_BIAS = MAX_BIASED_TOKENS
