@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Container, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from turbojax.cli import options
 from turbojax.cli.session import Prompt
 from turbojax.configs import GenerationConfig
 from turbojax.errors import TurbojaxError
+from turbojax.json_lines import RecordFile
 
-COPY_BYTES = 1 << 20
 PROMPT_KEYS = ("prompt", "messages", "token_ids")
 # Arrays do not go into a line of text.
 GENERATION_KEYS = frozenset(f.name for f in fields(GenerationConfig)) - {"output_logits", "output_last_hidden_state"}
-
-
-class BulkFileError(TurbojaxError):
-    """A file of a bulk run cannot be read or written."""
 
 
 @dataclass(frozen=True)
@@ -94,98 +88,24 @@ def _prompt_problem(kind: str, prompt: Any) -> str | None:
     return None
 
 
-class ResultFile:
-    """JSON lines, each written whole before the next is begun, so that a stopped run can go on.
+class ResultFile(RecordFile[int]):
+    """Results by the numbers of their input lines.
 
     Going on drops the records with an error: their lines are tried again, in case the cause is gone.
-
-    Attributes:
-        finished: numbers of the input lines that have a record.
     """
 
     def __init__(self, path: Path) -> None:
         """Opens the file to go on with it.
 
         Raises:
-            BulkFileError: it holds something else, or cannot be written.
+            RecordFileError: it holds something else, or cannot be written.
         """
-        self.path = path
-        self.finished: set[int] = set()
-        kept = self._read_finished() if path.is_file() else None
-        try:
-            if kept is not None:
-                self._rewrite(kept)
-            # Unbuffered: what append() returned from is with the operating system.
-            self._file = path.open("ab", buffering=0)
-        except OSError as error:
-            raise BulkFileError(f"cannot write {path}: {error.strerror}") from error
+        super().__init__(path, finished_line)
 
-    def __enter__(self) -> ResultFile:
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._file.close()
-
-    def _read_finished(self) -> list[range]:
-        """Collects the finished lines; returns where their records stand, as runs of bytes."""
-        kept: list[range] = []
-        start = 0
-        with self.path.open("rb") as lines:
-            for number, raw in enumerate(lines, start=1):
-                if not raw.endswith(b"\n"):  # was not written to its end
-                    break
-                end = start + len(raw)
-                record = self._record(number, raw)
-                if "error" not in record:
-                    self.finished.add(record["line"])
-                    if kept and kept[-1].stop == start:
-                        kept[-1] = range(kept[-1].start, end)
-                    else:
-                        kept.append(range(start, end))
-                start = end
-        return kept
-
-    def _record(self, number: int, raw: bytes) -> dict[str, Any]:
-        try:
-            record = json.loads(raw)
-        except ValueError:
-            record = None
-        if not isinstance(record, dict) or not isinstance(record.get("line"), int):
-            raise BulkFileError(f"{self.path}, line {number} is no result of a bulk run; give another --output")
-        return record
-
-    def _rewrite(self, kept: list[range]) -> None:
-        """Leaves only these bytes; a file that must lose some from its middle is replaced in one go."""
-        if len(kept) <= 1 and (not kept or kept[0].start == 0):
-            os.truncate(self.path, kept[0].stop if kept else 0)
-            return
-        clean = self.path.with_name(self.path.name + ".tmp")
-        try:
-            with self.path.open("rb") as old, clean.open("wb") as new:
-                for run in kept:
-                    old.seek(run.start)
-                    for start in range(run.start, run.stop, COPY_BYTES):
-                        new.write(old.read(min(COPY_BYTES, run.stop - start)))
-            clean.replace(self.path)
-        except OSError:
-            clean.unlink(missing_ok=True)
-            raise
-
-    def append(self, record: dict[str, Any]) -> None:
-        """Writes a record.
-
-        Raises:
-            BulkFileError: the disk is full, for example; what was appended before is safe.
-        """
-        # A lone surrogate cannot be encoded; as an escape it is what JSON makes of it.
-        rest = memoryview((json.dumps(record, ensure_ascii=False) + "\n").encode(errors="backslashreplace"))
-        try:
-            while rest:
-                rest = rest[self._file.write(rest) :]
-        except OSError as error:
-            raise BulkFileError(
-                f"cannot write {self.path}: {error.strerror}; what it holds is safe, the same command goes on"
-            ) from error
-        self.finished.add(record["line"])
+def finished_line(record: Any) -> int | None:
+    """The input line that a record answers; None of an error."""
+    if not isinstance(record, dict) or not isinstance(record.get("line"), int):
+        raise ValueError("no result of a bulk run; give another --output")
+    line: int = record["line"]
+    return None if "error" in record else line
