@@ -119,5 +119,9 @@ class InteropError(TurbojaxError):
     """Parameters of another library cannot be taken over, or given to it, as they are; names the parameter."""
 
 
+class ServerError(TurbojaxError):
+    """The server cannot listen where it should, or cannot prove who it is; the message says what to change."""
+
+
 class LiteError(TurbojaxError):
     """A checkpoint cannot be quantised or measured as asked: what was found, and what to do."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from fastapi import FastAPI
 
 from turbojax import __version__
-from turbojax.serve import chat, models, openai_errors
+from turbojax.serve import auth, chat, health, limits, logs, metrics, models, openai_errors
 from turbojax.serve.page import router as page
 from turbojax.serve.service import Service
 
-ROUTERS = (page.router, models.router, chat.router)
+ROUTERS = (page.router, models.router, chat.router, health.router, metrics.router)
 
 
 def create_app(service: Service) -> FastAPI:
@@ -19,4 +19,8 @@ def create_app(service: Service) -> FastAPI:
     for router in ROUTERS:
         app.include_router(router)
     openai_errors.install(app)
+    # What is installed later stands further out: what limits and keys refuse is logged too.
+    limits.install(app, service.config, service.gate)
+    auth.install(app, service.config)
+    logs.install(app, service.metrics.http)
     return app

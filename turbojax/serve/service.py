@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING
 from fastapi import Request
 
 from turbojax.engine.response import Response
+from turbojax.serve.gate import Gate
+from turbojax.serve.metrics import ServerMetrics
+from turbojax.serve.observed import observed
 from turbojax.serve.settings import ServeConfig
 
 if TYPE_CHECKING:
@@ -27,34 +30,42 @@ class Service:
         config: of the server.
         model_name: what clients call the model.
         created: when it was made, in seconds since 1970.
-        is_draining: no new requests are taken; those that run end.
+        gate: who is being answered.
+        metrics: what /metrics shows.
     """
 
     pipe: Pipeline
     config: ServeConfig
     model_name: str
     created: int = field(default_factory=lambda: int(time.time()))
-    is_draining: bool = False
+    gate: Gate = field(init=False)
+    metrics: ServerMetrics = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.gate = Gate(self.config.max_concurrent_requests)
+        self.metrics = ServerMetrics(self.pipe, self.gate, self.model_name)
+
+    @property
+    def is_draining(self) -> bool:
+        """No new requests are taken; those that run end."""
+        return self.gate.is_draining
 
     @property
     def tokenizer(self) -> Tokenizer | None:
         return self.pipe.tokenizer
 
-    async def stream(
+    def stream(
         self, prompt: Prompts, gen_config: GenConfigs, *, request_id: str, do_preprocess: bool = False
     ) -> AsyncGenerator[Response, None]:
         """Pieces of the answers as they come, of all prompts and samples; closing it cancels what still runs.
 
+        Each call is counted and logged under its `request_id`.
+
         Raises:
             RequestError, ConfigError, QueueFullError, EngineClosedError, EngineFailedError: before the first piece.
         """
-        del request_id  # for the request's log line
         pieces = self.pipe.astream_infer(prompt, gen_config, do_preprocess=do_preprocess)
-        try:
-            async for piece in pieces:
-                yield piece
-        finally:
-            await pieces.aclose()
+        return observed(pieces, self.metrics.requests, request_id)
 
 
 def service_of(request: Request) -> Service:
