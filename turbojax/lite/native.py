@@ -1,17 +1,16 @@
-"""The native form of a quantised model, which alone holds float offsets: codes as the engine reads them."""
+"""The native form of a quantised model, which alone holds float offsets: codes as the engine's kernels read them."""
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import numpy as np
 
 from checkpoints import Checkpoint
-from checkpoints.native import save_native
 from turbojax.models.families import architecture_of
 from turbojax.models.loading import load_weights
 from turbojax.models.model import resolve_dtype
+from turbojax.models.native import write_weights
 from turbojax.models.planning import plan_model
 
 
@@ -26,10 +25,5 @@ def write_native(checkpoint: Checkpoint, folder: Path) -> None:
     dtype = resolve_dtype("auto", checkpoint.config)
     spec = plan_model(checkpoint, arch, dtype, lambda layer: (16, 16))
     weights = load_weights(checkpoint, arch, spec, place=np.asarray)
-    meta = {
-        "spec": dataclasses.asdict(spec),
-        "config": checkpoint.config,
-        "generation_config": checkpoint.generation_config,
-    }
     folder.rmdir()
-    save_native(folder, weights, meta)
+    write_weights(folder, weights, checkpoint.config, checkpoint.generation_config)

@@ -13,9 +13,12 @@ from typing import Any
 import jax
 
 from checkpoints.native import read_meta, restore_native, save_native
+from pallas_kernels.backend import on_gpu
+from turbojax.core.weights import Weights
 from turbojax.errors import ModelConfigError
 from turbojax.models.abstract import abstract_weights
 from turbojax.models.model import Model
+from turbojax.models.packed_form import PackedForm, abstract_stored, as_kernels_read, as_loaded, as_stored
 from turbojax.models.planning import KVBits, has_hadamard
 from turbojax.models.spec import ModelSpec
 from turbojax.tokenizer import load_tokenizer
@@ -25,30 +28,39 @@ Shard = Callable[[Any], Any]
 
 
 def save_model(model: Model, path: str | Path) -> None:
-    """Writes a native checkpoint, which loads without parsing, fusing or transposing anything, and its tokenizer.
+    """Writes a native checkpoint, which loads without parsing, fusing or packing anything, and its tokenizer.
 
     Raises:
         CheckpointFileError: the folder exists, or cannot be written.
         TokenizerError: the checkpoint it came from has a broken tokenizer.
     """
-    meta = {
-        "spec": dataclasses.asdict(model.spec),
-        "config": model.config,
-        "generation_config": model.generation_config,
-    }
     tokenizer = load_tokenizer(model.path)
-    save_native(Path(path), model.weights, meta)
+    write_weights(Path(path), model.weights, model.config, model.generation_config)
     if tokenizer is not None:
         tokenizer.save(Path(path))
 
 
-def load_native_model(path: str | Path, shard: Shard | None = None) -> Model:
+def write_weights(path: Path, weights: Weights, config: Any, generation_config: Any) -> None:
+    """Writes weights in the form that kernels read, with all that `load_native_model` needs to know of them."""
+    stored, forms = as_stored(weights)
+    meta = {
+        "spec": dataclasses.asdict(weights.spec),
+        "packed": forms,
+        "config": config,
+        "generation_config": generation_config,
+    }
+    save_native(path, stored, meta)
+
+
+def load_native_model(path: str | Path, shard: Shard | None = None, *, packed: bool | None = None) -> Model:
     """Restores a native checkpoint.
 
     Args:
         path: the folder.
         shard: adds shardings to the abstract tree; the arrays are restored straight into them. Without it they go to
             the default device.
+        packed: leave codes as kernels read them, or unpack them for the reference; None is what the backend computes
+            with.
 
     Raises:
         ConfigError, CorruptFileError: it is no native checkpoint of this version, or its files are broken.
@@ -57,13 +69,16 @@ def load_native_model(path: str | Path, shard: Shard | None = None) -> Model:
     meta = read_meta(path)
     spec = from_plain(ModelSpec, meta["spec"])
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    abstract = abstract_weights(spec)
+    forms = {place: from_plain(PackedForm, form) for place, form in meta["packed"].items()}
+    abstract = abstract_stored(abstract_weights(spec), spec, forms)
     if shard is None:
         on_device = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device)  # noqa: E731
         abstract = jax.tree.map(on_device, abstract)
     else:
         abstract = shard(abstract)
-    return Model(path, spec, restore_native(path, abstract), meta["config"], meta["generation_config"])
+    stored = restore_native(path, abstract)
+    weights = as_kernels_read(stored, forms) if packed or (packed is None and on_gpu()) else as_loaded(stored, forms)
+    return Model(path, spec, weights, meta["config"], meta["generation_config"])
 
 
 def with_kv_bits(model: Model, kv_bits: Callable[[int], KVBits], kv_hadamard: bool = False) -> Model:
@@ -104,6 +119,8 @@ def from_plain(kind: Any, value: Any) -> Any:
         return from_plain(kind, value)
     if origin is tuple:
         return tuple(from_plain(args[0], item) for item in value)
+    if origin is dict:
+        return dict(value)
     if dataclasses.is_dataclass(kind):
         hints = typing.get_type_hints(kind)
         return kind(**{name: from_plain(hints[name], item) for name, item in value.items()})  # type: ignore[operator]
