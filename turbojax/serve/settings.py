@@ -41,6 +41,11 @@ class ServeConfig:
         stall_s: an engine that has work and finishes no step for so long is not healthy.
         log_level: of the least important lines that are logged.
         log_json: a line is a JSON object, instead of text.
+        batch_dir: a folder that files and batches are kept in; without one they are off.
+        max_batch_dir_bytes: of all files in it together; further uploads are refused.
+        max_batch_requests: of one batch.
+        batch_concurrency: requests of batches that run at once; None is half of the engine's slots.
+        batch_priority: of those that say none themselves; lower ones are served first, and 0 is what others have.
 
     Raises:
         ConfigError: a field is out of range.
@@ -64,6 +69,11 @@ class ServeConfig:
     stall_s: float = 120.0
     log_level: str = "info"
     log_json: bool = False
+    batch_dir: str | None = None
+    max_batch_dir_bytes: int = 64 << 30
+    max_batch_requests: int = 50_000  # OpenAI's
+    batch_concurrency: int | None = None
+    batch_priority: int = 1000
 
     def __post_init__(self) -> None:
         for name in ("api_keys", "allow_origins"):
@@ -79,7 +89,22 @@ class ServeConfig:
                 "None or a text that is not empty",
             ),
         }
-        check("ServeConfig", self, rules | self._operation_rules())
+        check("ServeConfig", self, rules | self._operation_rules() | self._batch_rules())
+
+    def _batch_rules(self) -> Rules:
+        """What a server may be told of files and batches."""
+        return {
+            "batch_dir": (
+                self.batch_dir is None or (isinstance(self.batch_dir, str) and self.batch_dir != ""),
+                "None or the path of a folder",
+            ),
+            "max_batch_dir_bytes": (is_int(self.max_batch_dir_bytes, 1), "an int of 1 at least"),
+            "max_batch_requests": (is_int(self.max_batch_requests, 1), "an int of 1 at least"),
+            "batch_concurrency": (
+                self.batch_concurrency is None or is_int(self.batch_concurrency, 1), "None or an int of 1 at least"
+            ),
+            "batch_priority": (is_int(self.batch_priority, -(2**31), 2**31 - 1), "an int of 32 bits"),
+        }  # fmt: skip
 
     def _operation_rules(self) -> Rules:
         """What a server in operation may be told."""
