@@ -6,11 +6,10 @@ from fastapi import FastAPI
 
 from turbojax import __version__
 from turbojax.serve import auth, chat, health, limits, logs, metrics, models, openai_errors
-from turbojax.serve.batches import routes as batches
 from turbojax.serve.page import router as page
 from turbojax.serve.service import Service
 
-ROUTERS = (page.router, models.router, chat.router, health.router, metrics.router, batches.router)
+ROUTERS = (page.router, models.router, chat.router, health.router, metrics.router)
 
 
 def create_app(service: Service) -> FastAPI:
