@@ -23,7 +23,8 @@ def read_function(source: Source, calls: Calls, schemas: Mapping[str, Mapping[st
     """
     name = yield from _up_to(source, ">", MAX_CALL_NAME_LEN)
     yield from calls.start(name)
-    properties = schemas.get(name, {}).get("properties", {})
+    properties = schemas.get(name, {}).get("properties")
+    properties = properties if isinstance(properties, Mapping) else {}
     keys: set[str] = set()
     while True:
         yield from source.skip_space()
@@ -74,31 +75,48 @@ def _unframed(value: str) -> str:
 
 
 def as_json(value: str, schema: Any) -> str:
-    """A value as JSON: a text where the schema says so or nothing else fits.
+    """A value as JSON: of a type that the schema names if it can be read so; else a text, or what it looks like.
 
     Without a schema a value is what it looks like: an object, a list, a number, true, false or null.
     """
-    kinds = schema.get("type") if isinstance(schema, Mapping) else None
-    kinds = kinds if isinstance(kinds, list) else [kinds]
-    if kinds != ["string"]:
-        try:
-            read = json.loads(_PYTHON_WORDS.get(value.strip(), value), parse_constant=_refuse)
-        except (ValueError, RecursionError):
-            return _dumps(value)
-        if not isinstance(read, str) and ("string" not in kinds or read is None):
-            return _dumps(read)
-    return _dumps(value)
+    kinds = _kinds_of(schema)
+    if kinds == {"string"}:
+        return _dumps(value)
+    try:
+        read = json.loads(_PYTHON_WORDS.get(value.strip(), value))
+        written = _dumps(read)
+    except (ValueError, RecursionError):
+        return _dumps(value)
+    is_text = isinstance(read, str) or ("string" in kinds and not _KINDS[type(read)] & kinds)
+    return _dumps(value) if is_text else written
 
 
+def _kinds_of(schema: Any) -> set[str]:
+    """The types that a schema names; of alternatives those of each."""
+    if not isinstance(schema, Mapping):
+        return set()
+    named = schema.get("type")
+    kinds = {one for one in (named if isinstance(named, list) else [named]) if isinstance(one, str)}
+    for key in ("anyOf", "oneOf"):
+        options = schema.get(key)
+        for option in options if isinstance(options, list) else ():
+            kinds |= _kinds_of(option)
+    return kinds
+
+
+_KINDS: dict[type, set[str]] = {
+    bool: {"boolean"}, int: {"integer", "number"}, float: {"number"}, type(None): {"null"}, dict: {"object"},
+    list: {"array"},
+}  # fmt: skip
 _PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
 
 
-def _refuse(word: str) -> Any:
-    raise ValueError(f"{word} is no JSON")
-
-
 def _dumps(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
+    """
+    Raises:
+        ValueError: a number that is not finite, which JSON does not have.
+    """
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     try:
         text.encode()
     except UnicodeEncodeError:  # half a surrogate pair, which has to stay escaped
