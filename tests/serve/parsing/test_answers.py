@@ -57,8 +57,8 @@ FRAGMENTS = [
     "<tool_call>", "</tool_call>", "<tool", "_call>", "<function=f>", "<parameter=a>", "</parameter>", "</function>",
     "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<think>", "</think>", "[THINK]", "[/THINK]", "</", "<",
     '{"name": "get_time", "arguments": ', '{"name": "', '"parameters": {"a": 1}}', '{"a": [1, "x\\n"]}',
-    '"{\\"a\\": 1}"',
-    "{", "}", "[", "]", ",", ";", ":", '"', "\\", "\\u00", "null", "-1.5e3", "get_time", "é", "\n", " ", "{}", "\\ud83d",
+    '"{\\"a\\": 1}"', "{", "}", "[", "]", ",", ";", ":", '"', "\\",
+    "\\u00", "null", "-1.5e3", "get_time", "é", "\n", " ", "{}", "\\ud83d",
 ]  # fmt: skip
 anything = st.lists(st.sampled_from(FRAGMENTS) | st.text(max_size=3), max_size=14).map("".join)
 any_style = st.builds(Styles, st.sampled_from([None, *TAGS]), st.sampled_from([None, "think", "mistral"]))
