@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from turbojax.engine.bad_words import Vocabulary
@@ -21,15 +21,7 @@ def vocabulary_of(tokenizer: Tokenizer, *, skip_special_tokens: bool) -> Vocabul
     Raises:
         TokenizerError: the tokenizer is neither a byte-level nor a SentencePiece one.
     """
-    backend = tokenizer.backend
-    decoder = {} if backend is None or backend.decoder is None else json.loads(backend.decoder.__getstate__())
-    kinds = set(_kinds(decoder))
-    if "ByteLevel" in kinds:
-        to_bytes = _byte_level
-    elif kinds & {"ByteFallback", "Metaspace"}:
-        to_bytes = _sentencepiece
-    else:
-        raise TokenizerError(f"the bytes of its tokens are not known: its decoder is {decoder.get('type', 'none')}")
+    backend, to_bytes = tokenizer.backend, _reader_of(tokenizer)
     added = backend.get_added_tokens_decoder()
     texts = [b""] * backend.get_vocab_size(with_added_tokens=True)
     for piece, token in backend.get_vocab(with_added_tokens=True).items():
@@ -39,6 +31,40 @@ def vocabulary_of(tokenizer: Tokenizer, *, skip_special_tokens: bool) -> Vocabul
         if token < len(texts) and not (skip_special_tokens and added_token.special):
             texts[token] = added_token.content.encode()
     return Vocabulary(texts)
+
+
+def token_reader(tokenizer: Tokenizer) -> Callable[[int], bytes]:
+    """What a token adds to the text, special ones included; ids beyond the tokenizer's add nothing.
+
+    Raises:
+        TokenizerError: see `vocabulary_of`.
+    """
+    backend, to_bytes = tokenizer.backend, _reader_of(tokenizer)
+    added = {token: found.content.encode() for token, found in backend.get_added_tokens_decoder().items()}
+
+    def read(token_id: int) -> bytes:
+        if token_id in added:
+            return added[token_id]
+        piece = backend.id_to_token(token_id)
+        return b"" if piece is None else to_bytes(piece)
+
+    return read
+
+
+def _reader_of(tokenizer: Tokenizer) -> Callable[[str], bytes]:
+    """How the pieces of a vocabulary are written, to bytes.
+
+    Raises:
+        TokenizerError: see `vocabulary_of`.
+    """
+    backend = tokenizer.backend
+    decoder = {} if backend is None or backend.decoder is None else json.loads(backend.decoder.__getstate__())
+    kinds = set(_kinds(decoder))
+    if "ByteLevel" in kinds:
+        return _byte_level
+    if kinds & {"ByteFallback", "Metaspace"}:
+        return _sentencepiece
+    raise TokenizerError(f"the bytes of its tokens are not known: its decoder is {decoder.get('type', 'none')}")
 
 
 def _kinds(decoder: Mapping[str, Any]) -> Iterator[str]:

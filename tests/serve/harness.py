@@ -27,10 +27,10 @@ CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-# Few programs, since each takes seconds to compile.
+# All rows of all steps run through one program: each takes seconds to compile.
 SMALL = {
-    "dtype": "float32", "session_len": 512, "max_batch_size": 4, "max_prefill_token_num": 128,
-    "cache_max_entry_count": 129, "cache_block_seq_len": 16, "num_decode_steps": 1,
+    "dtype": "float32", "session_len": 512, "max_batch_size": 2, "max_prefill_token_num": 64,
+    "cache_max_entry_count": 129, "cache_block_seq_len": 16, "batch_invariant": True,
 }  # fmt: skip
 
 
@@ -68,6 +68,7 @@ class CharTokenizer:
     """For `fake_pipeline`: any character is one of 50 tokens; a conversation is its texts, one behind the other."""
 
     has_chat_template, chat_template, backend, bos_id, eos_id = True, "", None, None, fakes.EOS
+    takes_tools, template_kwargs, vocab_size = False, frozenset[str](), fakes.VOCAB
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return [(ord(c) - 65) % fakes.VOCAB for c in text]

@@ -5,11 +5,26 @@ from __future__ import annotations
 from fastapi import FastAPI
 
 from turbojax import __version__
-from turbojax.serve import auth, chat, health, limits, logs, metrics, models, openai_errors
+from turbojax.serve import (
+    auth,
+    chat,
+    completions,
+    embeddings,
+    health,
+    limits,
+    logs,
+    metrics,
+    models,
+    openai_errors,
+    tokens,
+)
 from turbojax.serve.page import router as page
 from turbojax.serve.service import Service
 
-ROUTERS = (page.router, models.router, chat.router, health.router, metrics.router)
+ROUTERS = (
+    page.router, models.router, chat.router, completions.router, embeddings.router, tokens.router, health.router,
+    metrics.router,
+)  # fmt: skip
 
 
 def create_app(service: Service) -> FastAPI:

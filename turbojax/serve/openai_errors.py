@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 
 from turbojax.errors import (
     ConfigError,
     EngineClosedError,
     EngineFailedError,
+    InvalidFieldError,
+    MissingExtraError,
     PromptTooLongError,
     QueueFullError,
     RequestError,
+    TurbojaxError,
 )
+
+Body = TypeVar("Body", bound=BaseModel)
 
 INVALID, OVERLOADED, SERVER = "invalid_request_error", "overloaded_error", "server_error"
 RETRY_AFTER_S = 1
@@ -62,7 +68,11 @@ def to_api_error(error: BaseException) -> ApiError:
         case ConfigError():
             return ApiError(400, f"{error.field} is {error.value!r}; accepted: {error.accepted}", param=error.field)
         case PromptTooLongError():
-            return ApiError(400, str(error), param="messages", code="context_length_exceeded")
+            return ApiError(400, str(error), code="context_length_exceeded")
+        case InvalidFieldError():
+            return ApiError(400, str(error), param=error.param)
+        case MissingExtraError():
+            return ApiError(501, str(error), code="not_installed")
         case RequestError():
             return ApiError(400, str(error))
         case QueueFullError():
@@ -75,21 +85,64 @@ def to_api_error(error: BaseException) -> ApiError:
             return ApiError(500, f"the server failed: {type(error).__name__}", SERVER, code="internal_error")
 
 
-def validation_error(error: RequestValidationError) -> ApiError:
-    """The first thing that is wrong with a body."""
-    first = error.errors()[0]
-    path = [str(part) for part in first["loc"] if part != "body"]
-    param = ".".join(path) or None
-    if first["type"] == "extra_forbidden":
-        return ApiError(400, f"Unknown parameter: '{param}'.", param=param, code="unknown_parameter")
-    return ApiError(400, f"{param or 'body'}: {first['msg']}", param=param)
+def parsed(kind: type[Body], body: Any) -> Body:
+    """JSON that came some other way than as the body of a request, as if it had been one.
+
+    Raises:
+        ApiError: what is wrong with it.
+    """
+    try:
+        return kind.model_validate(body)
+    except ValidationError as error:
+        raise validation_error(error.errors(), body) from error
+
+
+def validation_error(errors: Sequence[Any], body: Any) -> ApiError:
+    """The first thing that is wrong with a body, in words of all the forms that the place may have."""
+    field = errors[0]["loc"][:2]
+    # Of alternatives, the one that fits best: it fails at the deepest place.
+    wrong = max((e for e in errors if e["loc"][:2] == field), key=lambda e: depth_of(path_of(e, body)))
+    param = path_of(wrong, body)
+    match wrong["type"]:
+        case "json_invalid":
+            return ApiError(400, f"the body is no JSON: {wrong['ctx']['error']}", code="invalid_json")
+        case "extra_forbidden":
+            return ApiError(400, f"Unknown parameter: '{param}'.", param=param, code="unknown_parameter")
+        case "unsupported_parameter":
+            return ApiError(400, f"'{param}' is not supported: {wrong['msg']}", param=param, code=wrong["type"])
+        case "missing":
+            return ApiError(400, f"{param or 'the body'} is missing", param=param, code="missing_parameter")
+    reasons = dict.fromkeys(error["msg"] for error in errors if path_of(error, body) == param)
+    return ApiError(400, f"{param or 'the body'}: {'; or: '.join(reasons)}", param=param)
+
+
+def depth_of(path: str | None) -> int:
+    return -1 if path is None else path.count(".") + path.count("[")
+
+
+def path_of(error: Any, body: Any) -> str | None:
+    """Where an error is, as `messages[0].content`; its location names alternatives of types too, which are left out."""
+    path, at, parts = "", body, [part for part in error["loc"] if part != "body"]
+    for place, part in enumerate(parts, start=1):
+        if isinstance(at, list) and isinstance(part, int) and part < len(at):
+            path, at = f"{path}[{part}]", at[part]
+        elif isinstance(at, dict) and part in at:
+            path, at = f"{path}.{part}", at[part]
+        elif place == len(parts) and error["type"] == "missing":
+            path = f"{path}.{part}"
+    return path.removeprefix(".") or None
 
 
 def install(app: FastAPI) -> None:
     """Every exception of a route becomes an error body."""
 
     async def respond(request: Request, error: Exception) -> JSONResponse:
-        told = validation_error(error) if isinstance(error, RequestValidationError) else to_api_error(error)
+        told = to_api_error(error)
+        return JSONResponse(told.body, told.status, told.headers)
+
+    async def respond_invalid(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, RequestValidationError)
+        told = validation_error(error.errors(), error.body)
         return JSONResponse(told.body, told.status, told.headers)
 
     async def respond_http(request: Request, error: Exception) -> JSONResponse:
@@ -98,9 +151,7 @@ def install(app: FastAPI) -> None:
         return JSONResponse(told.body, told.status, told.headers)
 
     app.add_exception_handler(HTTPException, respond_http)
-    app.add_exception_handler(RequestValidationError, respond)
+    app.add_exception_handler(RequestValidationError, respond_invalid)
     app.add_exception_handler(Exception, respond)
-    from turbojax.errors import TurbojaxError
-
     for kind in (ApiError, TurbojaxError):
         app.add_exception_handler(kind, respond)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from fastapi import Request
@@ -13,7 +14,9 @@ from turbojax.engine.response import Response
 from turbojax.serve.gate import Gate
 from turbojax.serve.metrics import ServerMetrics
 from turbojax.serve.observed import observed
+from turbojax.serve.parsing import Styles, detect_styles
 from turbojax.serve.settings import ServeConfig
+from turbojax.serve.token_texts import TokenTexts
 
 if TYPE_CHECKING:
     from turbojax.api import Pipeline
@@ -53,6 +56,16 @@ class Service:
     @property
     def tokenizer(self) -> Tokenizer | None:
         return self.pipe.tokenizer
+
+    @cached_property
+    def styles(self) -> Styles:
+        """How the model writes tool calls and reasoning."""
+        return detect_styles(None if self.tokenizer is None else self.tokenizer.chat_template)
+
+    @cached_property
+    def token_texts(self) -> TokenTexts:
+        """The tokens one by one."""
+        return TokenTexts(self.tokenizer)
 
     def stream(
         self, prompt: Prompts, gen_config: GenConfigs, *, request_id: str, do_preprocess: bool = False

@@ -10,9 +10,9 @@ from starlette.types import Receive, Scope, Send
 DONE = b"data: [DONE]\n\n"
 
 
-def event(json_text: str) -> bytes:
-    """One event; `json_text` has no line breaks, as JSON writers leave it."""
-    return f"data: {json_text}\n\n".encode()
+def event(json: bytes) -> bytes:
+    """One event; JSON has no line breaks unless its writer is asked for them."""
+    return b"data: " + json + b"\n\n"
 
 
 class EventStream(StreamingResponse):

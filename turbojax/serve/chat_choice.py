@@ -1,0 +1,107 @@
+"""One choice of a chat as it grows: its reasoning, text and tool calls, from the pieces of the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from turbojax.engine.response import LogprobOf, Response
+from turbojax.serve.parsing import Content, Delta, OutputParser, Reasoning, ToolCallArguments, ToolCallStart
+from turbojax.serve.protocol.chat import CalledFunction, Choice, Logprobs, Message, TokenLogprob, ToolCall, TopLogprob
+from turbojax.serve.token_texts import TokenTexts, as_json_number
+
+
+class Part(NamedTuple):
+    """What a piece of the engine adds to a choice; `finish_reason` is that of the last."""
+
+    deltas: list[Delta]
+    logprobs: list[TokenLogprob]
+    finish_reason: str | None
+
+
+class ChatChoice:
+    """Reads the pieces of one choice.
+
+    Attributes:
+        num_reasoning_tokens: of the tokens so far; a token that ends the reasoning may count or not.
+    """
+
+    def __init__(self, parser: OutputParser, tokens: TokenTexts, *, num_top: int | None) -> None:
+        """`num_top` likeliest tokens are listed for each; None: no log-probabilities."""
+        self._parser, self._tokens, self._num_top = parser, tokens, num_top
+        self._num_unclear_tokens = 0  # whose text the parser holds back
+        self.num_reasoning_tokens = 0
+
+    def read(self, piece: Response) -> Part:
+        deltas = self._parser.feed(piece.text)
+        if piece.finish_reason is not None:
+            deltas += self._parser.finish()
+        self._count_reasoning(deltas, len(piece.token_ids))
+        logprobs = []
+        if self._num_top is not None:
+            rows = zip(piece.token_ids, piece.logprobs or (), strict=True)
+            logprobs = [token_logprob(self._tokens, token, found, self._num_top) for token, found in rows]
+        is_call = piece.finish_reason == "stop" and self._parser.num_calls > 0
+        return Part(deltas, logprobs, "tool_calls" if is_call else piece.finish_reason)
+
+    def _count_reasoning(self, deltas: list[Delta], num_tokens: int) -> None:
+        self._num_unclear_tokens += num_tokens
+        if any(isinstance(delta, Reasoning) for delta in deltas):
+            self.num_reasoning_tokens += self._num_unclear_tokens
+        if deltas:
+            self._num_unclear_tokens = 0
+
+
+def token_logprob(tokens: TokenTexts, token: int, found: LogprobOf, num_top: int) -> TokenLogprob:
+    """A token and the likeliest at its place, in OpenAI's form."""
+
+    def named(one: int) -> dict[str, Any]:
+        text = tokens.bytes_of(one)
+        return {"token": tokens.text_of(one), "logprob": as_json_number(found[one]), "bytes": list(text)}
+
+    return TokenLogprob(**named(token), top_logprobs=[TopLogprob(**named(one)) for one in list(found)[:num_top]])
+
+
+def as_choice(index: int, parts: Iterable[Part], *, has_logprobs: bool) -> Choice:
+    """A whole choice from its parts."""
+    content, reasoning, calls = "", "", dict[int, ToolCall]()
+    logprobs, reason = list[TokenLogprob](), None
+    for part in parts:
+        logprobs, reason = logprobs + part.logprobs, part.finish_reason
+        for delta in part.deltas:
+            match delta:
+                case Content():
+                    content += delta.text
+                case Reasoning():
+                    reasoning += delta.text
+                case ToolCallStart():
+                    called = CalledFunction(name=delta.name, arguments="")
+                    calls[delta.index] = ToolCall(id=delta.call_id, function=called)
+                case ToolCallArguments():
+                    calls[delta.index].function.arguments += delta.text
+    message = Message(
+        content=None if calls and not content else content,
+        reasoning_content=reasoning or None,
+        tool_calls=list(calls.values()) or None,
+    )
+    table = Logprobs(content=logprobs) if has_logprobs else None
+    return Choice(index=index, message=message, logprobs=table, finish_reason=reason)  # type: ignore[arg-type]
+
+
+def as_delta(deltas: Iterable[Delta]) -> dict[str, Any]:
+    """Deltas as the `delta` of a chunk: a `ChunkDelta`, without the checks that every token would pay for."""
+    chunk: dict[str, Any] = {}
+    for delta in deltas:
+        match delta:
+            case Content():
+                chunk["content"] = chunk.get("content", "") + delta.text
+            case Reasoning():
+                chunk["reasoning_content"] = chunk.get("reasoning_content", "") + delta.text
+            case ToolCallStart():
+                function: dict[str, Any] = {"name": delta.name, "arguments": ""}
+                call = {"index": delta.index, "id": delta.call_id, "type": "function", "function": function}
+                chunk.setdefault("tool_calls", []).append(call)
+            case ToolCallArguments():
+                call = {"index": delta.index, "function": {"arguments": delta.text}}
+                chunk.setdefault("tool_calls", []).append(call)
+    return chunk
