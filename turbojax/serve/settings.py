@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from turbojax.errors import ConfigError
 from turbojax.rules import as_tuple, check, is_int, is_real
+from turbojax.serve.parsing import REASONING_STYLES, TOOL_STYLES
 
 DEFAULT_PORT = 23333  # LMDeploy's
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -41,6 +42,10 @@ class ServeConfig:
         stall_s: an engine that has work and finishes no step for so long is not healthy.
         log_level: of the least important lines that are logged.
         log_json: a line is a JSON object, instead of text.
+        chat_template: a file with the Jinja template of chats, in place of the model's own; read at the start alone.
+        tool_call_parser: the style of the model's tool calls; "auto" is as the chat template shows it, "none" leaves
+            them in the text.
+        reasoning_parser: likewise of its reasoning.
         batch_dir: a folder that files and batches are kept in; without one they are off.
         max_batch_dir_bytes: of all files in it together; further uploads are refused.
         max_batch_requests: of one batch.
@@ -69,6 +74,9 @@ class ServeConfig:
     stall_s: float = 120.0
     log_level: str = "info"
     log_json: bool = False
+    chat_template: str | None = None
+    tool_call_parser: str = "auto"
+    reasoning_parser: str = "auto"
     batch_dir: str | None = None
     max_batch_dir_bytes: int = 64 << 30
     max_batch_requests: int = 50_000  # OpenAI's
@@ -89,7 +97,19 @@ class ServeConfig:
                 "None or a text that is not empty",
             ),
         }
-        check("ServeConfig", self, rules | self._operation_rules() | self._batch_rules())
+        check("ServeConfig", self, rules | self._operation_rules() | self._chat_rules() | self._batch_rules())
+
+    def _chat_rules(self) -> Rules:
+        """What a server may be told of conversations."""
+        tools, reasoning = (("auto", "none", *styles) for styles in (TOOL_STYLES, REASONING_STYLES))
+        return {
+            "chat_template": (
+                self.chat_template is None or (isinstance(self.chat_template, str) and self.chat_template != ""),
+                "None or the path of a file",
+            ),
+            "tool_call_parser": (self.tool_call_parser in tools, f"one of {', '.join(tools)}"),
+            "reasoning_parser": (self.reasoning_parser in reasoning, f"one of {', '.join(reasoning)}"),
+        }
 
     def _batch_rules(self) -> Rules:
         """What a server may be told of files and batches."""

@@ -2,7 +2,16 @@
 
 import pytest
 
-from turbojax.serve.parsing import REASONING_STYLES, TOOL_STYLES, Styles, detect_styles, generation_overrides
+from turbojax.errors import ConfigError
+from turbojax.serve.parsing import (
+    REASONING_STYLES,
+    TOOL_STYLES,
+    Styles,
+    chosen_styles,
+    detect_styles,
+    generation_overrides,
+)
+from turbojax.serve.settings import ServeConfig
 
 QWEN = '{% if tools %}# Tools{% endif %}<tool_call>\\n{"name": "\' + tool_call.name }}</tool_call>'
 TEMPLATES = {
@@ -59,3 +68,24 @@ def test_the_family_tells_where_the_template_shows_tools_and_no_call(model_type,
 def test_tags_that_are_special_tokens_are_asked_for(styles, has_tools, needs_special_tokens):
     expected = {"skip_special_tokens": False} if needs_special_tokens else {}
     assert generation_overrides(styles, has_tools) == expected
+
+
+@pytest.mark.parametrize(
+    ("told", "styles"),
+    [
+        (("auto", "auto"), Styles("hermes", "think")),
+        (("none", "auto"), Styles(None, "think")),
+        (("mistral", "none"), Styles("mistral", None)),
+    ],
+)
+def test_a_server_can_be_told_its_styles(told, styles):
+    assert chosen_styles(*told, Styles("hermes", "think")) == styles
+
+
+@pytest.mark.parametrize(
+    "told", [{"tool_call_parser": "pythonic"}, {"reasoning_parser": None}, {"chat_template": ""}, {"chat_template": 3}]
+)
+def test_a_server_is_not_told_anything_else(told):
+    (field,) = told
+    with pytest.raises(ConfigError, match=field):
+        ServeConfig(**told)

@@ -2,7 +2,14 @@
 
 from turbojax.serve.parsing.deltas import Content, Delta, Reasoning, ToolCallArguments, ToolCallStart
 from turbojax.serve.parsing.output import OutputParser, make_parser
-from turbojax.serve.parsing.styles import REASONING_STYLES, TOOL_STYLES, Styles, detect_styles, generation_overrides
+from turbojax.serve.parsing.styles import (
+    REASONING_STYLES,
+    TOOL_STYLES,
+    Styles,
+    chosen_styles,
+    detect_styles,
+    generation_overrides,
+)
 
 __all__ = [
     "REASONING_STYLES",
@@ -14,6 +21,7 @@ __all__ = [
     "Styles",
     "ToolCallArguments",
     "ToolCallStart",
+    "chosen_styles",
     "detect_styles",
     "generation_overrides",
     "make_parser",

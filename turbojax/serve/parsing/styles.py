@@ -45,6 +45,12 @@ def detect_styles(chat_template: str | None, model_config: Mapping[str, Any] | N
     return Styles(_tool_style(template, model_config or {}), _reasoning_style(template))
 
 
+def chosen_styles(tool_call_parser: str, reasoning_parser: str, detected: Styles) -> Styles:
+    """Styles as a server is told them: one by name, "none", or "auto" for the one that was detected."""
+    told = ((tool_call_parser, detected.tool), (reasoning_parser, detected.reasoning))
+    return Styles(*(of_template if name == "auto" else None if name == "none" else name for name, of_template in told))
+
+
 def _tool_style(template: str, model_config: Mapping[str, Any]) -> str | None:
     if "tools" not in template:
         return None
