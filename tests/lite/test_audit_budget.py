@@ -88,7 +88,11 @@ def test_an_audit_shows_candidates_and_layers_and_writes_what_it_proposes(folder
     kl = {row["name"]: row["kl"] for row in found["rows"]}
     assert kl["float32"] < kl["K8 V8"] < kl["K4 V4"]
     assert kl["W8 g32 RTN"] < kl["W4 g32 RTN"]
-    assert [row["layer"] for row in found["rows"] if row["layer"] is not None] == [0] * 4 + [1] * 4
+    of_layers = [(row["layer"], row["name"]) for row in found["rows"] if row["layer"] is not None]
+    kv_rows = [(layer, name) for layer in (0, 1) for name in ("K8", "K4", "V8", "V4")]
+    assert of_layers == kv_rows + [(layer, name) for layer in (0, 1) for name in ("W8", "W4")]
+    by_layer = {(row["layer"], row["name"]): row["kl"] for row in found["rows"]}
+    assert all(kl["float32"] < by_layer[layer, "W8"] < by_layer[layer, "W4"] < kl["W4 g32 RTN"] for layer in (0, 1))
     assert "Against the same model in float32" in done.stdout
     assert found["proposal"]["kl"] <= 0.02
     policy = KVPolicy(tuple(map(tuple, found["proposal"]["kv_policy"])), hadamard=True)

@@ -6,7 +6,14 @@ import pytest
 
 from pallas_kernels.affine_linear import affine_weights
 from turbojax.core.weights import Linear
-from turbojax.lite.audit_weights import affine_values, layer_values, linear_bytes, rounded_linear
+from turbojax.lite.audit_weights import (
+    affine_values,
+    layer_values,
+    linear_bytes,
+    rounded_layer,
+    rounded_linear,
+    rounded_weights,
+)
 from turbojax.lite.grid import Grid
 from turbojax.models.random_model import random_model
 from turbojax.models.spec import EightBit, LinearSpec
@@ -60,3 +67,25 @@ def test_bytes_of_linears(form, grid, bits, group):
                 weights * bits // 8 + (0 if group is None else part.out_dim * 4 * -(-part.in_dim // group))
             )
     assert linear_bytes(spec, grid) == want
+
+
+@pytest.mark.parametrize("form", ["bf16", "w4"])
+def test_one_layer_is_on_the_grid_and_the_others_are_as_they_were(form):
+    weights = random_model("tiny", form, dtype="float32").weights
+    (segment,), (rounded,) = weights.segments, rounded_weights(weights, GRID).segments
+    for layer in range(weights.spec.num_layers):
+        (found,) = rounded_layer(weights, GRID, jnp.int32(layer)).segments
+        for name in ("o", "down"):
+            for other in range(weights.spec.num_layers):
+                want = layer_values(getattr(rounded if other == layer else segment, name), jnp.int32(other))
+                np.testing.assert_allclose(
+                    layer_values(getattr(found, name), jnp.int32(other)), want, rtol=1e-5, atol=1e-6
+                )
+        assert found.attn_norm.shape == segment.attn_norm.shape
+
+
+def test_bytes_of_linears_with_one_layer_on_a_grid():
+    spec = random_model("tiny", "bf16", dtype="float32").spec
+    saved = [linear_bytes(spec) - linear_bytes(spec, GRID, layer) for layer in range(spec.num_layers)]
+    assert sum(saved) == linear_bytes(spec) - linear_bytes(spec, GRID)
+    assert len(set(saved)) == 1

@@ -9,16 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from turbojax.assembly import open_model, progress_bar
 from turbojax.configs import EngineConfig
+from turbojax.core.weights import Weights
 from turbojax.errors import LiteError
 from turbojax.kv_policy import KVPolicy, file_of, write_k_scale, write_kv_policy
 from turbojax.lite.audit import Audit, at_layer, kv_bytes_per_token, uniform
 from turbojax.lite.audit_policy import Layers, descent, propose
 from turbojax.lite.audit_report import AuditReport, Row
-from turbojax.lite.audit_weights import bits_of, linear_bytes, linear_specs, rounded_weights
+from turbojax.lite.audit_weights import bits_of, linear_bytes, linear_specs, rounded_layer, rounded_weights
 from turbojax.lite.evaluate import cut_windows
 from turbojax.lite.evaluate_text import token_ids_of
 from turbojax.lite.grid import Grid
@@ -41,7 +43,7 @@ class AuditTask:
         text: a UTF-8 file; None is the built-in text.
         window_len, num_windows: see `cut_windows`.
         num_layer_windows: the first windows alone, for what is measured layer by layer.
-        per_layer: measure every layer alone.
+        per_layer: measure every layer alone; its weights in a copy of the model in float32.
         w_bits: of the rounded weights; None takes 8 and 4 where the model has more.
         w_group_size: inputs under one scale of the rounded weights.
         kv_hadamard: keys of 4 bits are turned, in what is measured by layer and in what is proposed.
@@ -114,6 +116,8 @@ class _Rows:
         yield self.of_weights(bits), "weights of all layers", len(bits)
         if self.task.per_layer or self.task.budget is not None:
             yield self.of_layers(), "keys and values of one layer", 4 * self.spec.num_layers
+        if self.task.per_layer and bits:
+            yield self.of_weight_layers(bits), "weights of one layer", len(bits) * self.spec.num_layers
 
     def weight_bits(self) -> tuple[int, ...]:
         """Of the candidates: fewer than the largest that the model has."""
@@ -124,14 +128,24 @@ class _Rows:
 
     def row(self, name: str, policy: KVPolicy, grid: Grid | None = None, layer: int | None = None) -> Row:
         """Measures one candidate; the layer's bits where it is for one layer."""
-        weights = None if grid is None else rounded_weights(self.audit.weights, grid)
+        weights = self.weights(grid, layer)
         windows = None if layer is None else self.task.num_layer_windows
         measured = self.audit.measure(policy, weights, num_windows=windows, greedy=layer is None)
         k_bits, v_bits = policy.layers[layer or 0]
         return Row(
             name, layer, k_bits, v_bits, None if grid is None else grid.bits, policy.hadamard and k_bits == 4,
-            self.kv_bytes(policy.layers), linear_bytes(self.spec, grid), measured,
+            self.kv_bytes(policy.layers), linear_bytes(self.spec, grid, layer), measured,
         )  # fmt: skip
+
+    def weights(self, grid: Grid | None, layer: int | None) -> Weights | None:
+        """The loaded ones (None), or with the linears of all layers, or of one, on a grid."""
+        if grid is None:
+            return None
+        of = self.audit.weights
+        return rounded_weights(of, grid) if layer is None else rounded_layer(of, grid, jnp.int32(layer))
+
+    def grid(self, bits: int) -> Grid:
+        return Grid(bits, self.task.w_group_size, float_offset=True)
 
     def of_kv(self) -> Iterator[Row]:
         yield self.row("float32", uniform(self.spec, 16, 16))
@@ -143,8 +157,13 @@ class _Rows:
 
     def of_weights(self, all_bits: tuple[int, ...]) -> Iterator[Row]:
         for bits in all_bits:
-            grid = Grid(bits, self.task.w_group_size, float_offset=True)
-            yield self.row(f"W{bits} g{grid.group_size} RTN", uniform(self.spec, 16, 16), grid)
+            name = f"W{bits} g{self.task.w_group_size} RTN"
+            yield self.row(name, uniform(self.spec, 16, 16), self.grid(bits))
+
+    def of_weight_layers(self, all_bits: tuple[int, ...]) -> Iterator[Row]:
+        for layer in range(self.spec.num_layers):
+            for bits in all_bits:
+                yield self.row(f"W{bits}", uniform(self.spec, 16, 16), self.grid(bits), layer)
 
     def of_layers(self) -> Iterator[Row]:
         for layer in range(self.spec.num_layers):

@@ -1,9 +1,10 @@
-"""Loaded weights rounded again, to nearest, as a checkpoint of fewer bits would hold them."""
+"""Loaded weights rounded again, to nearest, as a checkpoint of fewer bits would hold them: of all layers, or of one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,7 @@ from pallas_kernels.affine_linear.dequantise import packed_values
 from turbojax.core.linear import at_layer
 from turbojax.core.weights import LayerWeights, Linear, Weights
 from turbojax.lite.grid import Grid, codes_of, fit
-from turbojax.models.spec import Dense, EightBit, GroupedAffine, LayerSpec, LinearSpec, ModelSpec
+from turbojax.models.spec import Dense, EightBit, GroupedAffine, LinearSpec, ModelSpec, SegmentSpec
 
 
 def affine_values(w: AffineWeights, layer: jax.Array) -> jax.Array:
@@ -53,29 +54,67 @@ def rounded_linear(w: Linear, spec: LinearSpec, grid: Grid, num_layers: int) -> 
     return replace(w, weight=AffineWeights(codes, scale, offset, None, grid.bits, grid.group_size))
 
 
-def rounded_weights(weights: Weights, grid: Grid) -> Weights:
-    """The model with the linears of its layers on a grid; embedding, head and norms stay, and so does the spec.
+def rounded_at(w: Linear, spec: LinearSpec, grid: Grid, num_layers: int, layer: jax.Array) -> Linear:
+    """The linear in float32, one of its layers on the grid; one whose activations have eight bits stays."""
+    if isinstance(spec.storage, EightBit):
+        return w
+
+    def on_grid(values: jax.Array) -> jax.Array:
+        scale, offset = fit(values, grid)
+        codes = codes_of(values, scale, offset, grid).astype(jnp.float32)
+        by_input = (jnp.repeat(params, grid.group_size, axis=1)[:, : values.shape[1]] for params in (scale, offset))
+        return codes * next(by_input) + next(by_input)
+
+    def of_layer(index: jax.Array) -> jax.Array:
+        values = layer_values(w, index)
+        return lax.cond(index == layer, on_grid, lambda values: values, values)
+
+    return replace(w, weight=lax.map(of_layer, jnp.arange(num_layers, dtype=jnp.int32)))
+
+
+Rounding = Callable[[Linear, LinearSpec, int, int], Linear]
+"""Linear, its spec, its number of layers and the first of them -> the linear as a candidate has it."""
+
+
+def with_linears(weights: Weights, rounding: Rounding) -> Weights:
+    """The model with other linears in its layers; embedding, head and norms stay, and so does the spec.
 
     The decoder goes by what the arrays are, not by what the spec says they are stored as.
     """
 
-    def layers(w: LayerWeights, spec: LayerSpec, num_layers: int) -> LayerWeights:
+    def layers(w: LayerWeights, segment: SegmentSpec) -> LayerWeights:
+        spec, place = segment.layer, (segment.num_layers, segment.first_layer)
+
         def each(linears: tuple[Linear, ...], specs: tuple[LinearSpec, ...]) -> tuple[Linear, ...]:
-            return tuple(rounded_linear(x, s, grid, num_layers) for x, s in zip(linears, specs, strict=True))
+            return tuple(rounding(x, s, *place) for x, s in zip(linears, specs, strict=True))
 
         (o,), (down,) = each((w.o,), (spec.o,)), each((w.down,), (spec.down,))
         return replace(w, qkv=each(w.qkv, spec.qkv), o=o, gate_up=each(w.gate_up, spec.gate_up), down=down)
 
-    segments = zip(weights.segments, weights.spec.segments, strict=True)
-    return replace(weights, segments=tuple(layers(w, s.layer, s.num_layers) for w, s in segments))
+    pairs = zip(weights.segments, weights.spec.segments, strict=True)
+    return replace(weights, segments=tuple(layers(w, segment) for w, segment in pairs))
 
 
-def linear_specs(spec: ModelSpec) -> Iterator[tuple[LinearSpec, int]]:
-    """The linears of the layers, and how many layers have each."""
+def rounded_weights(weights: Weights, grid: Grid) -> Weights:
+    """The model with the linears of all layers on a grid."""
+    return with_linears(weights, lambda w, spec, num_layers, first: rounded_linear(w, spec, grid, num_layers))
+
+
+@partial(jax.jit, static_argnames="grid")
+def rounded_layer(weights: Weights, grid: Grid, layer: jax.Array) -> Weights:
+    """The model in float32 with the linears of one layer on a grid. One program serves every layer."""
+    return with_linears(
+        weights, lambda w, spec, num_layers, first: rounded_at(w, spec, grid, num_layers, layer - first)
+    )
+
+
+def linear_specs(spec: ModelSpec, only: int | None = None) -> Iterator[tuple[LinearSpec, int]]:
+    """The linears of the layers, and how many layers have each; or those of one layer."""
     for segment in spec.segments:
-        layer = segment.layer
+        layer, within = segment.layer, only is None or 0 <= only - segment.first_layer < segment.num_layers
         for part in (*layer.qkv, layer.o, *layer.gate_up, layer.down):
-            yield part, segment.num_layers
+            if within:
+                yield part, segment.num_layers if only is None else 1
 
 
 def bits_of(part: LinearSpec) -> int:
@@ -85,13 +124,20 @@ def bits_of(part: LinearSpec) -> int:
     return part.storage.bits if isinstance(part.storage, GroupedAffine) else 8
 
 
-def linear_bytes(spec: ModelSpec, grid: Grid | None = None) -> int:
+def linear_bytes(spec: ModelSpec, grid: Grid | None = None, layer: int | None = None) -> int:
     """Bytes of the layers' linears as a checkpoint holds them: dense ones in 16 bits, scales and offsets too.
 
-    `grid` is what those are rounded to whose activations stay in 16 bits.
+    `grid` is what those are rounded to whose activations stay in 16 bits: of all layers, or of one.
     """
+    if layer is not None:
+        return linear_bytes(spec) - parts_bytes(spec, None, layer) + parts_bytes(spec, grid, layer)
+    return parts_bytes(spec, grid, None)
+
+
+def parts_bytes(spec: ModelSpec, grid: Grid | None, only: int | None) -> int:
+    """The same of all layers, or of one alone."""
     total = 0
-    for part, count in linear_specs(spec):
+    for part, count in linear_specs(spec, only):
         bits, storage = bits_of(part), part.storage
         group = storage.group_size if isinstance(storage, GroupedAffine) else part.in_dim
         if grid is not None and not isinstance(storage, EightBit):
