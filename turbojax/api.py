@@ -76,6 +76,11 @@ class Pipeline:
         return self._scheduler.max_len
 
     @property
+    def eos_ids(self) -> tuple[int, ...]:
+        """The model's own end-of-sequence tokens."""
+        return self._eos_ids
+
+    @property
     def max_batch_size(self) -> int:
         """Sequences that run at once."""
         return self._scheduler.config.num_slots
@@ -140,12 +145,9 @@ class Pipeline:
         *,
         do_preprocess: bool = True,
     ) -> Call:
-        """Generates for whoever wants to hear pieces in the engine's thread, and to cancel from any; see `__call__`.
+        """Generates, with pieces delivered in the engine's thread, and cancelled from any; see `__call__`.
 
-        Args:
-            prompts, gen_config, do_preprocess: see `__call__`.
-            deliver: is called with each piece and must not wait; if it raises, the request ends. `Call.hear` is to be
-                told of each piece.
+        `deliver` must not wait; if it raises, its request ends. `Call.hear` is to be told of each piece.
         """
         return Call(self._loop, self._builder.requests(prompts, gen_config, deliver, do_preprocess=do_preprocess))
 

@@ -121,6 +121,8 @@ def limits_of(config: EngineConfig, spec: ModelSpec) -> tuple[SchedulerConfig, B
     max_batch_size = config.max_batch_size or (256 if on_gpu else 64)
     max_prefill_tokens = config.max_prefill_token_num or max(8192 if on_gpu else 2048, page_len)
     session_len = min(config.session_len or spec.max_len, spec.max_len)
+    if config.session_len is not None and config.session_len > session_len:
+        log.warning("session_len %d: the model was trained for %d, which holds", config.session_len, session_len)
     buckets = buckets_of(config, max_batch_size, max_prefill_tokens, session_len)
     limits = SchedulerConfig(
         num_slots=max_batch_size,
