@@ -33,30 +33,42 @@ def install(app: FastAPI, config: ServeConfig) -> None:
         )
 
 
-class ApiKeys:
-    """Lets through who presents a key as `Authorization: Bearer KEY`.
+class Keys:
+    """Tells whether a request presents one of some keys, as `Authorization: Bearer KEY`.
 
     Neither content nor length of a key shows in the time that a comparison takes: digests of equal length are compared,
     each with each, and never with an early end.
     """
 
-    def __init__(self, app: ASGIApp, keys: Iterable[str]) -> None:
-        self._app, self._digests = app, [sha256(key.encode()).digest() for key in keys]
+    def __init__(self, keys: Iterable[str]) -> None:
+        self._digests = [sha256(key.encode()).digest() for key in keys]
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._knows(scope):
-            return await self._app(scope, receive, send)
-        error = ApiError(
-            401,
-            "a valid API key is needed: send it as 'Authorization: Bearer KEY'",
-            "authentication_error",
-            code="invalid_api_key",
-            headers={"WWW-Authenticate": "Bearer"},
-        )
-        await JSONResponse(error.body, error.status, error.headers)(scope, receive, send)
-
-    def _knows(self, scope: Scope) -> bool:
+    def knows(self, scope: Scope) -> bool:
+        """Whether the request's key is one of them."""
         given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
         key = given[len(SCHEME) :].strip() if given[: len(SCHEME)].lower() == SCHEME else b""
         digest = sha256(key).digest()
         return sum(hmac.compare_digest(digest, known) for known in self._digests) > 0
+
+
+def key_needed() -> ApiError:
+    return ApiError(
+        401,
+        "a valid API key is needed: send it as 'Authorization: Bearer KEY'",
+        "authentication_error",
+        code="invalid_api_key",
+        headers={"WWW-Authenticate": "Bearer"},
+    )
+
+
+class ApiKeys:
+    """Lets through who presents a key."""
+
+    def __init__(self, app: ASGIApp, keys: Iterable[str]) -> None:
+        self._app, self._keys = app, Keys(keys)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._keys.knows(scope):
+            return await self._app(scope, receive, send)
+        error = key_needed()
+        await JSONResponse(error.body, error.status, error.headers)(scope, receive, send)
