@@ -19,6 +19,10 @@ class RecordFileError(TurbojaxError):
     """A file of records cannot be read or written."""
 
 
+class ForeignRecordError(RecordFileError):
+    """A file holds what is none of its records."""
+
+
 class RecordFile(Generic[Key]):
     """Records, each with a key. Opening the file again drops what was not written to its end.
 
@@ -34,7 +38,8 @@ class RecordFile(Generic[Key]):
             key_of: the key of a record; None drops the record, ValueError says that it is none of this file's.
 
         Raises:
-            RecordFileError: it holds something else, or cannot be written.
+            ForeignRecordError: it holds something else.
+            RecordFileError: it cannot be written.
         """
         self.path, self._key_of = path, key_of
         self.finished: set[Key] = set()
@@ -82,7 +87,7 @@ class RecordFile(Generic[Key]):
             return self._key_of(json.loads(raw))
         except (ValueError, RecursionError) as error:
             why = "no JSON" if isinstance(error, json.JSONDecodeError | UnicodeDecodeError) else error
-            raise RecordFileError(f"{self.path}, line {number} is {why}") from error
+            raise ForeignRecordError(f"{self.path}, line {number} is {why}") from error
 
     def _rewrite(self, kept: list[range]) -> None:
         """Leaves only these bytes; a file that must lose some from its middle is replaced in one go."""

@@ -18,12 +18,13 @@ from turbojax.serve import (
     openai_errors,
     tokens,
 )
+from turbojax.serve.batches import routes as batches
 from turbojax.serve.page import router as page
 from turbojax.serve.service import Service
 
 ROUTERS = (
     page.router, models.router, chat.router, completions.router, embeddings.router, tokens.router, health.router,
-    metrics.router,
+    metrics.router, batches.router,
 )  # fmt: skip
 
 

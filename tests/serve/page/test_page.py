@@ -11,7 +11,7 @@ METRICS = """# HELP what it is
 turbojax_requests_running 3
 turbojax_requests_waiting 2
 kv_cache_usage_ratio 0.25
-turbojax_generation_tokens_total{{model="a b"}} {tokens}
+turbojax_generated_tokens_total{{model="a b"}} {tokens}
 """
 
 

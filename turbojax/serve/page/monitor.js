@@ -2,7 +2,7 @@
 // How busy the server is: its metrics, once a second while the page is seen.
 
 const METRICS = {
-  generated: "turbojax_generation_tokens_total",
+  generated: "turbojax_generated_tokens_total",
   running: "turbojax_requests_running",
   waiting: "turbojax_requests_waiting",
   pool: "kv_cache_usage_ratio",

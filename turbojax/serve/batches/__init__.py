@@ -1,0 +1,1 @@
+"""OpenAI's files and batches: requests in a JSONL file, answered in the background, kept in a folder."""
