@@ -16,6 +16,10 @@ from turbojax.errors import ConfigError
         ({"shape": "llama-3.1-8b", "weights": "bf16", "kv": 4}, "bf16 decode b64 4k kv4"),
         ({"shape": "qwen3-8b"}, "qwen3-8b decode b64 4k kv16"),
         ({"shape": "qwen3-8b", "weights": "w8"}, "qwen3-8b w8 decode b64 4k kv16"),
+        (
+            {"shape": "llama-3.1-8b", "kv": 4, "engine": {"kv_hadamard": True, "batch_invariant": True}},
+            "decode b64 4k kv4 hadamard batch-invariant",
+        ),
         ({"model": "models/a.gguf"}, "a.gguf decode b64 4k kv16"),
         ({"shape": "qwen3-8b", "label": "mine"}, "mine decode b64 4k kv16"),
         ({"shape": "llama-3.1-8b", "label": "", "sampling": {"top_p": 0.9}}, "decode b64 4k kv16 top-p 0.9"),

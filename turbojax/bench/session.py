@@ -17,8 +17,9 @@ from pallas_kernels import backend
 from turbojax import __version__
 from turbojax.assembly import open_model, progress_bar
 from turbojax.bench.engine import BenchEngine, open_engine
+from turbojax.bench.figure import require_matplotlib
 from turbojax.bench.kernels import KernelTimes
-from turbojax.bench.plot import plot_roofline, require_matplotlib
+from turbojax.bench.plot import plot_roofline
 from turbojax.bench.report import ResultFile, Row, print_kernels, print_latencies, print_rows
 from turbojax.bench.roofline import Rates, measure_rates
 from turbojax.bench.settings import DEFAULT_WEIGHTS, Settings
@@ -122,7 +123,10 @@ def open_bench(settings: Settings, say: Say) -> Bench:
     say(f"reads {rates.bytes_per_s / 1e12:.3g} TB/s, dots {rates.flops_per_s / 1e12:.3g} TFLOP/s")
     config, start = settings.config(), time.perf_counter()
     if settings.shape is not None:
-        model = random_model(settings.shape, settings.weights or DEFAULT_WEIGHTS, config.dtype, config.kv_bits)
+        model = random_model(
+            settings.shape, settings.weights or DEFAULT_WEIGHTS, config.dtype, config.kv_bits,
+            kv_hadamard=bool(config.kv_hadamard),
+        )  # fmt: skip
     else:
         from turbojax.hub import resolve_model
 

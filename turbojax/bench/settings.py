@@ -11,6 +11,7 @@ from turbojax.bench.errors import BenchError
 from turbojax.configs import EngineConfig, GenerationConfig
 
 REFERENCE_SHAPE, DEFAULT_WEIGHTS = "llama-3.1-8b", "w4"
+_ENGINE_NAMES = {"kv_hadamard": "hadamard", "batch_invariant": "batch-invariant"}
 _SAMPLING_NAMES = {"temperature": "temperature", "top_p": "top-p", "top_k": "top-k", "min_p": "min-p"}
 
 
@@ -82,7 +83,8 @@ class Settings:
             weights = self.weights or DEFAULT_WEIGHTS
             apart = {self.shape: self.shape != REFERENCE_SHAPE, weights: weights != DEFAULT_WEIGHTS}
             prefix = [part for part, differs in apart.items() if differs]
-        shown = self.sampling.items() if sampled else ()
-        suffix = [f"{_SAMPLING_NAMES[k]} {v:g}" for k, v in shown if k in _SAMPLING_NAMES]
+        picks = self.sampling.items() if sampled else ()
+        suffix = [f"{_SAMPLING_NAMES[k]} {v:g}" for k, v in picks if k in _SAMPLING_NAMES]
         kv = (f"kv{self.kv}",) if names_kv else ()
-        return " ".join(part for part in (*prefix, name, *kv, *suffix) if part)
+        how = [shown for field, shown in _ENGINE_NAMES.items() if self.engine.get(field)]
+        return " ".join(part for part in (*prefix, name, *kv, *how, *suffix) if part)

@@ -41,6 +41,12 @@ class Common:
         ),
     ] = None
     kv: Annotated[int, typer.Option(rich_help_panel=_ENGINE, help="Bits of the KV cache: 16, 8 or 4.")] = 16
+    kv_hadamard: Annotated[
+        bool, typer.Option("--kv-hadamard", rich_help_panel=_ENGINE, help="Turn queries and keys where K has 4 bits.")
+    ] = False
+    batch_invariant: Annotated[
+        bool, typer.Option("--batch-invariant", rich_help_panel=_ENGINE, help="Bits that no other request changes.")
+    ] = False
     dtype: options.Dtype = None
     max_batch_size: options.MaxBatchSize = None
     cache_max_entry_count: options.CacheMaxEntryCount = None
@@ -102,7 +108,8 @@ class Common:
             weights=self.weights,
             kv=self.kv,
             engine={name: getattr(self, name) for name in engine if getattr(self, name) is not None}
-            | {"compile_ahead": self.compile_ahead},
+            | {"compile_ahead": self.compile_ahead}
+            | {name: True for name in ("kv_hadamard", "batch_invariant") if getattr(self, name)},
             sampling=given,
             seed=self.seed,
             bytes_per_s=None if self.bandwidth is None else 1e12 * self.bandwidth,
