@@ -14,6 +14,7 @@ from fastapi import APIRouter, Depends
 from starlette.responses import Response as HttpResponse
 
 from turbojax.engine.response import Response
+from turbojax.errors import ConfigError, InvalidFieldError
 from turbojax.generation import GenerationConfig
 from turbojax.serve.chat_choice import ChatChoice, Part, as_choice, as_delta
 from turbojax.serve.chat_prompt import ChatPrompt, chat_prompt
@@ -90,11 +91,21 @@ class Job:
     created: int = field(default_factory=lambda: int(time.time()))
 
     async def pieces(self) -> AsyncGenerator[Response, None]:
-        """Every piece, counted."""
-        async with aclosing(self.service.stream(self.prompt.token_ids, self.config, request_id=self.id)) as pieces:
-            async for piece in pieces:
-                self.tally.add(piece)
-                yield piece
+        """Every piece, counted.
+
+        Raises:
+            InvalidFieldError: the schemas of tools that must be called make no grammar.
+            TurbojaxError: see `Service.stream`.
+        """
+        try:
+            async with aclosing(self.service.stream(self.prompt.token_ids, self.config, request_id=self.id)) as pieces:
+                async for piece in pieces:
+                    self.tally.add(piece)
+                    yield piece
+        except ConfigError as error:
+            if error.field == "response_format" and self.prompt.response_format is not None:
+                raise InvalidFieldError("tools", f"their schemas; accepted: {error.accepted}") from error
+            raise
 
     def read(self, piece: Response) -> Part:
         """What a piece adds to its choice."""

@@ -6,11 +6,11 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from tests.serve.parsing.answers import Found, found
+from tests.serve.scripted import ADDED, make_tokenizer
 from turbojax.errors import InvalidFieldError
 from turbojax.guided import _grammar
 from turbojax.serve.parsing import Styles
 from turbojax.serve.tool_choice import MAX_FORCED_CALLS, tool_format
-from turbojax.tokenizer import Tokenizer
 
 CITY = {
     "type": "object",
@@ -24,23 +24,6 @@ TOOLS = [
     {"type": "function", "function": {"name": "get_time"}},
 ]
 GET = {"type": "function", "function": {"name": "get"}}
-SPECIAL = ["</s>", "[TOOL_CALLS]", "[ARGS]", "[THINK]", "[/THINK]", "<|python_tag|>"]
-ADDED = ["<tool_call>", "</tool_call>", "<think>", "</think>"]
-
-
-def make_tokenizer(special=SPECIAL, added=ADDED, chat_template="{{ messages }}{{ tools }}"):
-    from tokenizers import AddedToken, decoders, models, pre_tokenizers
-    from tokenizers import Tokenizer as Backend
-    from transformers import PreTrainedTokenizerFast
-
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = Backend(models.BPE(vocab={letter: i for i, letter in enumerate(letters)}, merges=[]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens([AddedToken(text, special=True) for text in special])
-    backend.add_tokens([AddedToken(text, special=False, normalized=False) for text in added])
-    inner = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>", clean_up_tokenization_spaces=False)
-    return Tokenizer(inner, chat_template)
 
 
 @pytest.fixture(scope="module")
@@ -52,9 +35,7 @@ def accepts(tokenizer, text, choice, styles, **options):
     """Whether this text is a whole answer; checks that it can end only where it may."""
     made = tool_format(choice, TOOLS, styles, tokenizer, **options)
     backend = tokenizer.backend
-    matcher_tokenizer = LLTokenizer(
-        backend.to_str(), n_vocab=backend.get_vocab_size(), eos_token=backend.token_to_id("</s>")
-    )
+    matcher_tokenizer = LLTokenizer(backend.to_str(), n_vocab=backend.get_vocab_size(), eos_token=tokenizer.eos_id)
     matcher = LLMatcher(matcher_tokenizer, _grammar(made), log_level=0)
     assert not matcher.is_error(), matcher.get_error()
     ids = tokenizer.encode(text, add_special_tokens=False)
@@ -126,7 +107,7 @@ def test_an_answer_of_forced_calls_has_an_end(tokenizer, num_calls):
     assert accepts(tokenizer, text, "required", HERMES) == (num_calls <= MAX_FORCED_CALLS)
 
 
-@pytest.mark.parametrize("added", [ADDED, []])
+@pytest.mark.parametrize("added", [ADDED, ()])
 def test_reasoning_that_the_prompt_opened_comes_first(added):
     tokenizer, styles = make_tokenizer(added=added), Styles("hermes", "think")
     text, prompt = "Let me <see> \n</think>\n\n" + hermes("get", PARIS), "assistant\n<think>\n"
