@@ -21,8 +21,9 @@ from turbojax.serve.service import Service
 from turbojax.serve.settings import ServeConfig
 
 MODEL_NAME = "tiny"
-# Tokens 0 .. 255 are the bytes, in the order of tokenizers' alphabet.
-SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+# Tokens 0 .. 255 are the bytes, in the order of tokenizers' alphabet; these are 256 .. 258.
+SPECIAL_TOKENS = ("<|im_end|>", "<|endoftext|>", "<|im_start|>")
+END_IDS = [256, 257]
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -38,7 +39,7 @@ def write_model(folder: Path, chat_template: str | None = CHAT_TEMPLATE) -> Path
     """Writes a checkpoint of two layers with random weights; text is bytes, `<|im_end|>` ends an answer."""
     tiny_model(folder, with_tokenizer=False, vocab_size=256 + len(SPECIAL_TOKENS), max_position_embeddings=2048)
     byte_tokenizer(chat_template).save_pretrained(folder)
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [256, 258]}))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": END_IDS}))
     return folder
 
 

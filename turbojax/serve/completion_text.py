@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -35,6 +36,7 @@ class CompletionText:
         self._tokens, self._echo, self._num_top = tokens, echo, num_top
         self._hides_special, self._has_answer = hides_special, has_answer
         self._num_chars = 0  # of all text up to the next token
+        self._decoder = new_decoder()
 
     def read(self, piece: Response) -> tuple[str, CompletionLogprobs | None]:
         """The text that a piece adds, and the rows of its tokens."""
@@ -44,25 +46,24 @@ class CompletionText:
         if echo is not None:
             if table is not None:
                 self._add_prompt(table, echo, piece.prompt_logprobs or [None] * len(echo.token_ids))
-            self._num_chars = len(echo.text)
+            self._num_chars, self._decoder = len(echo.text), new_decoder()
         if self._has_answer:
             text += piece.text
             if table is not None:
                 for token, found in zip(piece.token_ids, piece.logprobs or (), strict=True):
                     self._add(table, token, found)
-                    hidden = self._hides_special and self._tokens.is_special(token)
-                    self._num_chars += 0 if hidden else num_chars(self._tokens.bytes_of(token))
+                    if not (self._hides_special and self._tokens.is_special(token)):
+                        self._num_chars += len(self._decoder.decode(self._tokens.bytes_of(token)))
         return text, table
 
     def _add_prompt(self, table: CompletionLogprobs, echo: Echo, rows: Sequence[LogprobOf | None]) -> None:
         """A start token that the tokenizer added, or a space, is not found in the text and takes no room in it."""
-        text, position = echo.text.encode(), 0
         for token, found in zip(echo.token_ids, rows, strict=True):
             self._add(table, token, found)
-            for written in (self._tokens.bytes_of(token), self._tokens.bytes_of(token).lstrip()):
-                if written and text.startswith(written, position):
-                    position += len(written)
-                    self._num_chars += num_chars(written)
+            text = self._decoder.decode(self._tokens.bytes_of(token))
+            for written in (text, text.lstrip()):
+                if echo.text.startswith(written, self._num_chars):
+                    self._num_chars += len(written)
                     break
 
     def _add(self, table: CompletionLogprobs, token: int, found: Mapping[int, float] | None) -> None:
@@ -81,9 +82,9 @@ def empty_table() -> CompletionLogprobs:
     return CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
 
 
-def num_chars(text: bytes) -> int:
-    """Characters that begin in these bytes of UTF-8."""
-    return sum(byte & 0xC0 != 0x80 for byte in text)
+def new_decoder() -> codecs.IncrementalDecoder:
+    """Of bytes to text as tokenizers have it; a character comes with the last of its bytes."""
+    return codecs.getincrementaldecoder("utf-8")("replace")
 
 
 def joined(tables: Sequence[CompletionLogprobs]) -> CompletionLogprobs | None:

@@ -99,9 +99,9 @@ def parsed(kind: type[Body], body: Any) -> Body:
 
 def validation_error(errors: Sequence[Any], body: Any) -> ApiError:
     """The first thing that is wrong with a body, in words of all the forms that the place may have."""
-    field = errors[0]["loc"][:2]
+    field = place_of(errors[0])[:1]
     # Of alternatives, the one that fits best: it fails at the deepest place.
-    wrong = max((e for e in errors if e["loc"][:2] == field), key=lambda e: depth_of(path_of(e, body)))
+    wrong = max((e for e in errors if place_of(e)[:1] == field), key=lambda e: depth_of(path_of(e, body)))
     param = path_of(wrong, body)
     match wrong["type"]:
         case "json_invalid":
@@ -116,13 +116,17 @@ def validation_error(errors: Sequence[Any], body: Any) -> ApiError:
     return ApiError(400, f"{param or 'the body'}: {'; or: '.join(reasons)}", param=param)
 
 
+def place_of(error: Any) -> list[str | int]:
+    return [part for part in error["loc"] if part != "body"]
+
+
 def depth_of(path: str | None) -> int:
     return -1 if path is None else path.count(".") + path.count("[")
 
 
 def path_of(error: Any, body: Any) -> str | None:
     """Where an error is, as `messages[0].content`; its location names alternatives of types too, which are left out."""
-    path, at, parts = "", body, [part for part in error["loc"] if part != "body"]
+    path, at, parts = "", body, place_of(error)
     for place, part in enumerate(parts, start=1):
         if isinstance(at, list) and isinstance(part, int) and part < len(at):
             path, at = f"{path}[{part}]", at[part]

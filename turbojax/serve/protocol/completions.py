@@ -33,7 +33,7 @@ class CompletionRequest(Sampling):
 
 
 class CompletionLogprobs(BaseModel):
-    """A row for each token; `text_offset` is where it begins in the text of its choice."""
+    """A row for each token; `text_offset` is where it, or the character that it is a part of, begins in the text."""
 
     tokens: list[str]
     token_logprobs: list[float | None]

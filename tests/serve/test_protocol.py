@@ -1,0 +1,186 @@
+"""Every field of OpenAI's clients is known, and what a request asks for is what the engine is asked."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+
+import pytest
+from openai.types import completion_create_params, embedding_create_params
+from openai.types.chat import completion_create_params as chat_create_params
+from pydantic import TypeAdapter
+
+from tests.serve.harness import MODEL_NAME, fake_pipeline, service_on
+from turbojax.configs import GenerationConfig
+from turbojax.errors import (
+    ConfigError,
+    EngineClosedError,
+    EngineFailedError,
+    InvalidFieldError,
+    PromptTooLongError,
+    QueueFullError,
+    RequestError,
+)  # fmt: skip
+from turbojax.serve.generation import SAME, generation_config, naming
+from turbojax.serve.openai_errors import ApiError, parsed, to_api_error
+from turbojax.serve.protocol.chat import ChatRequest
+from turbojax.serve.protocol.completions import CompletionRequest
+from turbojax.serve.protocol.embeddings import EmbeddingRequest
+
+FORM = {"type": "json_schema"}
+MESSAGES = [{"role": "user", "content": "Hi"}]
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (ChatRequest, chat_create_params.CompletionCreateParamsStreaming),
+        (CompletionRequest, completion_create_params.CompletionCreateParamsStreaming),
+        (EmbeddingRequest, embedding_create_params.EmbeddingCreateParams),
+    ],
+)
+def test_every_field_of_the_official_client_is_known(ours, theirs):
+    missing = set(typing.get_type_hints(theirs)) - ours.model_fields.keys()
+    assert not missing, "neither honoured nor refused with a reason"
+
+
+@pytest.fixture
+def service():
+    with fake_pipeline() as pipe:
+        pipe.sampling_defaults = {}
+        yield service_on(pipe)
+
+
+def chat(**fields):
+    return parsed(ChatRequest, {"model": MODEL_NAME, "messages": MESSAGES, **fields})
+
+
+def test_what_is_left_open_is_openais(service):
+    got = generation_config(service, chat(), max_new_tokens=None)
+    assert got == GenerationConfig(
+        max_new_tokens=None, do_sample=True, temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, repetition_penalty=1.0
+    )
+
+
+def test_what_is_left_open_is_the_models_where_it_recommends_something(service):
+    service.pipe.sampling_defaults = {"temperature": 0.6, "top_k": 20}
+    got = generation_config(service, chat(top_k=5))
+    assert (got.temperature, got.top_k, got.top_p) == (0.6, 5, 1.0)
+
+
+def test_temperature_zero_is_greedy_and_takes_nothing_from_the_model(service):
+    service.pipe.sampling_defaults = {"repetition_penalty": 1.1}
+    got = generation_config(service, chat(temperature=0))
+    assert got == GenerationConfig(do_sample=False, temperature=0)
+
+
+def test_every_field_reaches_the_engine(service):
+    fields = {
+        "n": 2, "presence_penalty": 0.5, "frequency_penalty": -0.5, "logit_bias": {"7": 3.5}, "ignore_eos": True,
+        "skip_special_tokens": False, "min_new_tokens": 3, "stop_token_ids": [4], "bad_words": ["no"],
+        "bad_token_ids": [5], "include_stop_str_in_output": True, "repetition_ngram_size": 3,
+        "repetition_ngram_threshold": 4, "priority": -2, "cache_salt": "mine", "timeout_s": 9.5,
+    }  # fmt: skip
+    assert fields.keys() == set(SAME)
+    sampling = {"temperature": 0.5, "top_p": 0.9, "top_k": 7, "min_p": 0.1, "repetition_penalty": 1.2}
+    body = chat(**fields, **sampling, seed=2**40 + 3, stop=["end", "."])
+    assert generation_config(service, body) == GenerationConfig(
+        do_sample=True, random_seed=3, stop_words=("end", "."), **sampling, **fields
+    )
+    assert generation_config(service, chat(stop="end")).stop_words == ("end",)
+    assert generation_config(service, chat(seed=-1)).random_seed == 2**32 - 1
+    # Whatever a field means, it is in exactly one of these groups.
+    elsewhere = {
+        "model", "stream", "stream_options", "stop", "seed", "response_format", "user", "session_id", *sampling,
+    }  # fmt: skip
+    own = {name for name, field in ChatRequest.model_fields.items() if name in CompletionRequest.model_fields}
+    assert own - {"logprobs", "max_tokens"} == set(SAME) | elsewhere
+    assert {field.name for field in dataclasses.fields(GenerationConfig)} > set(SAME)
+
+
+@pytest.mark.parametrize(
+    ("form", "want"),
+    [
+        ({"type": "text"}, {"type": "text"}),
+        ({"type": "json_object"}, {"type": "json_object"}),
+        (
+            {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}, "strict": True}},
+            {"type": "json_schema", "json_schema": {"schema": {"type": "object"}}},
+        ),
+        ({"type": "regex_schema", "regex_schema": "a+"}, {"type": "regex_schema", "regex_schema": "a+"}),
+        ({"type": "choice", "choice": ["a", "b"]}, {"type": "choice", "choice": ["a", "b"]}),
+        ({"type": "grammar", "grammar": 'start: "a"'}, {"type": "grammar", "grammar": 'start: "a"'}),
+    ],
+)
+def test_response_formats_are_the_engines(service, form, want):
+    assert generation_config(service, chat(response_format=form)).response_format == want
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"response_format": {"type": "xml"}}, "response_format"),
+        ({"response_format": FORM}, "response_format.json_schema"),
+        ({"response_format": FORM | {"json_schema": {"name": "a"}}}, "response_format.json_schema.schema"),
+        (
+            {"response_format": FORM | {"json_schema": {"name": "a", "schema": {}, "description": "d"}}},
+            "response_format.json_schema.description",
+        ),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
+        ({"tools": [{"type": "function", "function": {"name": "a", "x": 1}}]}, "tools[0].function.x"),
+        ({"logit_bias": {"a": 1}}, "logit_bias.a"),
+        ({"stop": ["a", 1]}, "stop[1]"),
+        ({"seed": 1.5}, "seed"),
+        ({"seed": True}, "seed"),
+        ({"n": "1"}, "n"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_named_by_its_path(fields, param):
+    with pytest.raises(ApiError) as caught:
+        chat(**fields)
+    assert caught.value.status == 400
+    assert caught.value.param == param
+    assert param.split(".")[-1] in caught.value.message
+
+
+def test_a_body_that_is_no_object_is_refused():
+    for body in (None, [], "text", 3):
+        with pytest.raises(ApiError):
+            parsed(ChatRequest, body)
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code", "retries"),
+    [
+        (ConfigError("GenerationConfig", "n", 0, "an int >= 1"), 400, None, False),
+        (RequestError("no"), 400, None, False),
+        (PromptTooLongError("9 tokens, 8 fit"), 400, "context_length_exceeded", False),
+        (InvalidFieldError("messages[0]", "no"), 400, None, False),
+        (QueueFullError("full"), 429, "queue_full", True),
+        (EngineClosedError("closed"), 503, "shutting_down", True),
+        (EngineFailedError("lost"), 500, "engine_failed", False),
+        (KeyError("secret"), 500, "internal_error", False),
+    ],
+)
+def test_every_error_has_its_status(error, status, code, retries):
+    told = to_api_error(error)
+    assert (told.status, told.code) == (status, code)
+    assert ("Retry-After" in told.headers) == retries
+    assert set(told.body["error"]) == {"message", "type", "param", "code"}
+    assert "secret" not in told.message, "what nobody expected stays in the log"
+
+
+def test_errors_of_the_engine_name_the_requests_fields():
+    with pytest.raises(ApiError) as caught, naming("prompt"):
+        raise ConfigError("GenerationConfig", "random_seed", -1, "an int >= 0")
+    assert (caught.value.param, caught.value.message) == ("seed", "seed is -1; accepted: an int >= 0")
+    with pytest.raises(ApiError) as caught, naming("prompt"):
+        raise PromptTooLongError("9 tokens, 8 fit")
+    assert caught.value.param == "prompt"
+
+
+def test_the_document_says_what_is_accepted():
+    schema = TypeAdapter(ChatRequest).json_schema()
+    assert schema["additionalProperties"] is False
+    assert schema["properties"]["store"]["anyOf"][0]["const"] is False
+    assert schema["properties"]["temperature"]["anyOf"][0]["maximum"] == 2
