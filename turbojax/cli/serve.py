@@ -8,10 +8,12 @@ import typer
 
 from turbojax.cli import options, session
 from turbojax.cli.console import say
+from turbojax.cli.serve_proxy import proxy
 from turbojax.errors import MissingExtraError
 from turbojax.serve.settings import DEFAULT_PORT, ServeConfig
 
 serve = typer.Typer(name="serve", help="Serve models over HTTP.", no_args_is_help=True)
+serve.command()(proxy)
 
 
 @serve.command("api_server")

@@ -6,11 +6,10 @@ from dataclasses import dataclass, field
 
 from turbojax.errors import ConfigError
 from turbojax.rules import as_tuple, check, is_int, is_real
+from turbojax.serve.proxy import DEFAULT_PORT
 from turbojax.serve.proxy.addresses import node_url
 from turbojax.serve.proxy.routing import STRATEGIES
 from turbojax.serve.settings import SECONDS, Rules, ServeConfig, is_key
-
-DEFAULT_PORT = 8000  # of LMDeploy's `serve proxy`
 
 
 @dataclass(frozen=True)
