@@ -27,7 +27,6 @@ from turbojax.serve.settings import ServeConfig
 HEADER = "X-Request-Id"
 # What may come back in a header, and stand in a line of a log as it is.
 _PLAIN_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-_PLAIN_VALUE = re.compile(r"[^\s\"=\x00-\x1f\x7f]+")
 # The status of a request whose client did not wait for one, as nginx logs it.
 CLIENT_CLOSED = 499
 
@@ -62,6 +61,11 @@ def time_of(record: logging.LogRecord) -> str:
     return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
+def in_a_line(text: str) -> str:
+    """A text without anything that would break its line, or tell a terminal what to do."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 class JsonLines(logging.Formatter):
     """A JSON object a line: `time`, `level`, `logger`, `message`, and the event's own fields."""
 
@@ -77,8 +81,7 @@ class TextLines(logging.Formatter):
     """The same for readers: time, level, message, then name=value; values with spaces are quoted."""
 
     def format(self, record: logging.LogRecord) -> str:
-        message = record.getMessage().replace("\n", " ")
-        words = [time_of(record), record.levelname, message]
+        words = [time_of(record), record.levelname, in_a_line(record.getMessage())]
         words += [f"{name}={self._shown(value)}" for name, value in fields_of(record).items()]
         traceback = "\n" + self.formatException(record.exc_info) if record.exc_info else ""
         return " ".join(words) + traceback
@@ -86,7 +89,8 @@ class TextLines(logging.Formatter):
     @staticmethod
     def _shown(value: Any) -> str:
         text = str(value)
-        return text if _PLAIN_VALUE.fullmatch(text) else json.dumps(text)
+        is_plain = text.isprintable() and text != "" and not set(' "=') & set(text)
+        return text if is_plain else json.dumps(text)
 
 
 @contextmanager

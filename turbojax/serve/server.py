@@ -98,12 +98,11 @@ def listen(config: ServeConfig) -> socket.socket:
         listener.bind(address)
     except OSError as error:
         listener.close()
-        raise cannot_listen(error, config) from error
+        raise cannot_listen(error, host, port) from error
     return listener
 
 
-def cannot_listen(error: OSError, config: ServeConfig) -> ServerError:
-    host, port = config.server_name, config.server_port
+def cannot_listen(error: OSError, host: str, port: int) -> ServerError:
     reasons = {
         errno.EADDRINUSE: f"port {port} of {host} is in use; choose another server_port (0 takes a free one)",
         errno.EACCES: f"port {port} needs rights that this user does not have; choose a server_port above 1023",
@@ -176,17 +175,17 @@ class Server(uvicorn.Server):
         )
         self.config.http_protocol_class = connection_type
         with listener:
+            host, port = listener.getsockname()[:2]
             try:
-                self.run(sockets=[listener])
+                listener.listen(self.config.backlog)
             except OSError as error:
-                if self.started:
-                    raise
-                raise cannot_listen(error, self._own_config) from error
+                raise cannot_listen(error, host, port) from error
+            self.run(sockets=[listener])
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        if self.started and sockets:
-            self._on_ready(url_of(sockets[0], self._own_config))
+        for listener in sockets or ():
+            self._on_ready(url_of(listener, self._own_config))
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Hears a signal. (It is not raised again at the end: the process ends by itself, with its own exit code.)"""

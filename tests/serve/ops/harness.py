@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -102,6 +103,15 @@ def talk(url: httpx.URL | str, data: bytes) -> bytes:
         while piece := connection.recv(65536):
             received += piece
         return bytes(received)
+
+
+@contextmanager
+def leaving_client(client: httpx.Client, completion: dict[str, Any]) -> Iterator[None]:
+    """Asks for a completion, and hangs up at the end of the context."""
+    body = json.dumps(completion).encode()
+    with closing(socket.create_connection(address_of(client.base_url), timeout=20)) as connection:
+        connection.sendall(raw_request(body, f"Content-Length: {len(body)}"))
+        yield
 
 
 def error_of(response: httpx.Response) -> tuple[int, str]:
