@@ -8,7 +8,6 @@ from checkpoints import CheckpointFileError, ConfigError, is_native
 from pallas_kernels.affine_linear import PackedAffine
 from turbojax import EngineConfig, GenerationConfig, pipeline
 from turbojax.errors import ConfigError as EngineConfigError
-from turbojax.errors import ModelConfigError
 from turbojax.models.abstract import abstract_weights
 from turbojax.models.model import load_model
 from turbojax.models.native import load_native_model, save_model, with_kv_bits
@@ -81,11 +80,13 @@ def test_the_engine_opens_a_native_checkpoint(goldens, tmp_path):
         pipeline(tmp_path / "native", EngineConfig(dtype="bfloat16"))
 
 
-def test_a_stack_has_one_kv_precision(goldens):
+@pytest.mark.parametrize("kv_bits", [lambda layer: (8, 4), lambda layer: (16, 16) if layer else (4, 8)])
+def test_another_kv_precision_is_that_of_a_model_that_was_loaded_with_it(goldens, kv_bits):
     model = load_model(goldens / "llama_plain")
-    assert with_kv_bits(model, lambda layer: (8, 4)).spec == load_model(goldens / "llama_plain", kv_bits=(8, 4)).spec
-    with pytest.raises(ModelConfigError, match="layers 0 to"):
-        with_kv_bits(model, lambda layer: (16, 16) if layer else (8, 8))
+    changed, loaded = with_kv_bits(model, kv_bits), load_model(goldens / "llama_plain", kv_bits=kv_bits)
+    assert changed.spec == changed.weights.spec == loaded.spec
+    jax.tree.map(np.testing.assert_array_equal, changed.weights, loaded.weights)
+    assert with_kv_bits(changed, lambda layer: (16, 16)).spec.num_layers == model.spec.num_layers
 
 
 def test_loading_reports_all_of_its_bytes(goldens):

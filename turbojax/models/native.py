@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import fields
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +16,12 @@ import jax
 
 from checkpoints.native import read_meta, restore_native, save_native
 from pallas_kernels.backend import on_gpu
-from turbojax.core.weights import Weights
-from turbojax.errors import ModelConfigError
+from turbojax.core.weights import LayerWeights, Weights
 from turbojax.models.abstract import abstract_weights
 from turbojax.models.model import Model
 from turbojax.models.packed_form import PackedForm, abstract_stored, as_kernels_read, as_loaded, as_stored
 from turbojax.models.planning import KVBits, has_hadamard
-from turbojax.models.spec import ModelSpec
+from turbojax.models.spec import ModelSpec, SegmentSpec
 from turbojax.tokenizer import load_tokenizer
 
 Shard = Callable[[Any], Any]
@@ -82,27 +83,32 @@ def load_native_model(path: str | Path, shard: Shard | None = None, *, packed: b
 
 
 def with_kv_bits(model: Model, kv_bits: Callable[[int], KVBits], kv_hadamard: bool = False) -> Model:
-    """The model with another precision of its KV cache (bits of K and V by layer); the weights stay as they are.
+    """The model with another precision of its KV cache (bits of K and V by layer); the weights' values stay.
 
-    Raises:
-        ModelConfigError: layers that the checkpoint keeps in one stack would differ.
+    Layers of one stack that come to differ are cut into several, whose arrays are copies.
     """
-    segments = []
-    for segment in model.spec.segments:
-        first, last = segment.first_layer, segment.first_layer + segment.num_layers - 1
-        found = {kv_bits(layer) for layer in range(first, last + 1)}
-        if len(found) > 1:
-            raise ModelConfigError(
-                f"{model.path}: layers {first} to {last} are one stack, and kv_policy asks for {sorted(found)} in it; "
-                "give them one precision, or load the checkpoint that this one was saved from"
+    weights, segments = list[LayerWeights](), list[SegmentSpec]()
+    for stack, segment in zip(model.weights.segments, model.spec.segments, strict=True):
+        for first, last, (k_bits, v_bits) in runs_of(kv_bits, segment):
+            layer = dataclasses.replace(
+                segment.layer, k_bits=k_bits, v_bits=v_bits, k_hadamard=has_hadamard((k_bits, v_bits), kv_hadamard)
             )
-        k_bits, v_bits = bits = found.pop()
-        layer = dataclasses.replace(
-            segment.layer, k_bits=k_bits, v_bits=v_bits, k_hadamard=has_hadamard(bits, kv_hadamard)
-        )
-        segments.append(dataclasses.replace(segment, layer=layer))
+            run = itemgetter(slice(first - segment.first_layer, last - segment.first_layer))
+            segments.append(SegmentSpec(layer, first, last - first))
+            is_whole = last - first == segment.num_layers
+            weights.append(stack if is_whole else jax.tree.map(run, stack))
     spec = dataclasses.replace(model.spec, segments=tuple(segments))
-    return dataclasses.replace(model, spec=spec, weights=dataclasses.replace(model.weights, spec=spec))
+    found = dataclasses.replace(model.weights, segments=tuple(weights), spec=spec)
+    return dataclasses.replace(model, spec=spec, weights=found)
+
+
+def runs_of(kv_bits: Callable[[int], KVBits], segment: SegmentSpec) -> Iterator[tuple[int, int, KVBits]]:
+    """Layers first .. last of a segment, `last` not among them, that stand together and have the same bits."""
+    first, end = segment.first_layer, segment.first_layer + segment.num_layers
+    for bits, layers in groupby(range(first, end), key=kv_bits):
+        num_layers = len(list(layers))
+        yield first, first + num_layers, bits
+        first += num_layers
 
 
 def from_plain(kind: Any, value: Any) -> Any:
