@@ -1,16 +1,23 @@
-"""`turbojax serve api_server`: a model behind OpenAI's protocol."""
+"""`turbojax serve`: a model behind OpenAI's protocol, and a proxy before several."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import dataclasses
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
 
 import typer
 
 from turbojax.cli import options, session
+from turbojax.cli import serve_options as of
 from turbojax.cli.console import say
 from turbojax.cli.serve_proxy import proxy
+from turbojax.configs import EngineConfig
 from turbojax.errors import MissingExtraError
-from turbojax.serve.settings import DEFAULT_PORT, ServeConfig
+from turbojax.hub import DEFAULT_FILE
+from turbojax.serve.settings import ServeConfig
+
+Config = TypeVar("Config", ServeConfig, EngineConfig)
 
 serve = typer.Typer(name="serve", help="Serve models over HTTP.", no_args_is_help=True)
 serve.command()(proxy)
@@ -18,31 +25,97 @@ serve.command()(proxy)
 
 @serve.command("api_server")
 def api_server(
-    model: Annotated[str | None, typer.Argument(help="A folder, a .gguf file or a Hugging Face repo id.")] = None,
-    server_name: Annotated[str, typer.Option(help="The address to listen at.")] = "127.0.0.1",
-    server_port: Annotated[int, typer.Option(help="0 takes a free port.")] = DEFAULT_PORT,
-    model_name: Annotated[str | None, typer.Option(help="What clients call the model.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Argument(help="A folder, a .gguf file or a Hugging Face repo id; default: SmolLM2-135M-Instruct."),
+    ] = None,
+    server_name: of.ServerName = None,
+    server_port: of.ServerPort = None,
+    model_name: of.ModelName = None,
     dtype: options.Dtype = None,
     model_format: options.ModelFormat = None,
     session_len: options.SessionLen = None,
     max_batch_size: options.MaxBatchSize = None,
     quant_policy: options.QuantPolicy = None,
     cache_max_entry_count: options.CacheMaxEntryCount = None,
+    cache_block_seq_len: of.CacheBlockSeqLen = None,
+    enable_prefix_caching: of.EnablePrefixCaching = None,
+    max_prefill_token_num: of.MaxPrefillTokenNum = None,
+    max_queue_len: of.MaxQueueLen = None,
+    chat_template: of.ChatTemplate = None,
+    tool_call_parser: of.ToolCallParser = None,
+    reasoning_parser: of.ReasoningParser = None,
+    max_connections: of.MaxConnections = None,
+    max_concurrent_requests: of.MaxConcurrentRequests = None,
+    max_body_bytes: of.MaxBodyBytes = None,
+    max_upload_bytes: of.MaxUploadBytes = None,
+    max_json_depth: of.MaxJsonDepth = None,
+    receive_timeout_s: of.ReceiveTimeout = None,
+    request_timeout_s: of.RequestTimeout = None,
+    drain_s: of.Drain = None,
+    stall_s: of.Stall = None,
+    api_keys: of.ApiKeys = None,
+    allow_origins: of.AllowOrigins = None,
+    ssl_certfile: of.SslCertfile = None,
+    ssl_keyfile: of.SslKeyfile = None,
+    log_level: of.LogLevel = None,
+    log_json: of.LogJson = None,
+    batch_dir: of.BatchDir = None,
+    max_batch_dir_bytes: of.MaxBatchDirBytes = None,
+    max_batch_requests: of.MaxBatchRequests = None,
+    batch_concurrency: of.BatchConcurrency = None,
+    batch_priority: of.BatchPriority = None,
 ) -> None:
-    """Serve a model over HTTP with OpenAI's protocol."""
-    config = ServeConfig(server_name, server_port, model_name)
-    engine = options.engine_config(
-        dtype=dtype, model_format=model_format, session_len=session_len, max_batch_size=max_batch_size,
-        quant_policy=quant_policy, cache_max_entry_count=cache_max_entry_count,
-    )  # fmt: skip
-    try:
-        import uvicorn
+    """Serve a model over HTTP with OpenAI's protocol.
 
+    Beside it there are /health, /metrics and a page at /. A first SIGTERM lets the requests that run end.
+    """
+    given = {name: value for name, value in locals().items() if value is not None and value != []}
+    # Which steps a server will run is not known: where compiling is slow, all of them come before the first request.
+    engine = dataclasses.replace(config_of(EngineConfig, given), compile_ahead=None)
+    run(model, engine, config_of(ServeConfig, given))
+
+
+def config_of(kind: type[Config], given: dict[str, Any]) -> Config:
+    """A config of the fields that are given, by name.
+
+    Raises:
+        ConfigError: one is out of range.
+    """
+    names = {field.name for field in dataclasses.fields(kind)}
+    return kind(**{name: value for name, value in given.items() if name in names})
+
+
+def run(model: str | None, engine: EngineConfig, config: ServeConfig) -> None:
+    """Serves until a signal; the exit status is 1 where requests had to be cut.
+
+    Raises:
+        MissingExtraError: the extra `serve` is not installed.
+        TurbojaxError, CheckpointError: what is wrong with the model, the address or a config.
+    """
+    try:
         from turbojax.serve.app import create_app
+        from turbojax.serve.logs import logging_to
+        from turbojax.serve.server import listen, run_server
         from turbojax.serve.service import Service
     except ImportError as error:
         raise MissingExtraError(f"{error.name} is not installed: pip install 'turbojax[serve]'") from error
-    with session.open_pipeline(model, engine) as pipe:
-        service = Service(pipe, config, model_name or model or "SmolLM2-135M-Instruct")
-        say(f"serving '{service.model_name}' at http://{server_name}:{server_port}/v1")
-        uvicorn.run(create_app(service), host=server_name, port=server_port, log_level="warning")
+    # A port that is taken is known before a model is loaded for it.
+    with listen(config) as listener, session.open_pipeline(model, engine) as pipe:
+        service = Service(pipe, config, config.model_name or default_name(model))
+        app = create_app(service)
+        with logging_to(None, config):
+            ready = f"'{service.model_name}' is served at"
+            answered_all = run_server(app, config, listener, lambda url: say(f"{ready} {url}/v1"))
+    if not answered_all:
+        raise typer.Exit(1)
+
+
+def default_name(model: str | None) -> str:
+    """A repository's id as it is; of a path the last part."""
+    if model is None:
+        return DEFAULT_FILE.split(".")[0]
+    path = Path(model).expanduser()
+    if not path.exists():
+        return model
+    return path.resolve().stem if path.suffix == ".gguf" else path.resolve().name

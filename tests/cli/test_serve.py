@@ -1,0 +1,93 @@
+"""`turbojax serve api_server`: its options become configs; the server itself is tested over HTTP."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import socket
+
+import pytest
+
+from turbojax.cli import serve
+from turbojax.configs import EngineConfig
+from turbojax.serve.settings import ServeConfig
+
+
+@pytest.fixture
+def served(monkeypatch):
+    """What the server is run with."""
+    calls = []
+    monkeypatch.setattr(serve, "run", lambda *args: calls.append(args))
+    return calls
+
+
+def test_without_options_the_configs_are_as_they_are(run, served):
+    assert run("serve", "api_server").exit_code == 0
+    assert served == [(None, EngineConfig(compile_ahead=None), ServeConfig())]
+
+
+def test_every_field_of_the_server_has_an_option():
+    known = inspect.signature(serve.api_server).parameters
+    assert {field.name for field in dataclasses.fields(ServeConfig)} <= known.keys()
+    engine = {field.name for field in dataclasses.fields(EngineConfig)}
+    assert known.keys() <= engine | {field.name for field in dataclasses.fields(ServeConfig)} | {"model"}
+
+
+def test_options_reach_their_configs(run, served):
+    arguments = (
+        "my/model --server-name 0.0.0.0 --server-port 0 --model-name m --quant-policy 8 --cache-max-entry-count 0.5 "
+        "--session-len 4096 --max-batch-size 16 --model-format awq --cache-block-seq-len 32 --max-queue-len 5 "
+        "--max-prefill-token-num 512 --no-enable-prefix-caching --api-keys key-of-one --api-key key-of-two "
+        "--allow-origins https://example.com --request-timeout-s 5 --log-json --tool-call-parser hermes"
+    )
+    assert run("serve", "api_server", *arguments.split()).exit_code == 0
+    model, engine, config = served[0]
+    assert model == "my/model"
+    assert engine == EngineConfig(
+        quant_policy=8, cache_max_entry_count=0.5, session_len=4096, max_batch_size=16, model_format="awq",
+        cache_block_seq_len=32, max_prefill_token_num=512, enable_prefix_caching=False, max_queue_len=5,
+        compile_ahead=None,
+    )  # fmt: skip
+    assert config == ServeConfig(
+        server_name="0.0.0.0", server_port=0, model_name="m", api_keys=("key-of-one", "key-of-two"),
+        allow_origins=("https://example.com",), request_timeout_s=5, log_json=True, tool_call_parser="hermes",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--server-port", "70000", "ServeConfig.server_port is 70000"),
+        ("--quant-policy", "3", "EngineConfig.quant_policy is 3"),
+        ("--api-keys", "short", "ServeConfig.api_keys is '1 keys'"),
+    ],
+)
+def test_a_bad_value_is_one_line(run, served, option, value, said):
+    done = run("serve", "api_server", option, value)
+    assert done.exit_code == 1
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert served == []
+
+
+def test_a_port_that_is_taken_is_said_before_a_model_is_loaded(run, pipes):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        done = run("serve", "api_server", "--server-port", taken.getsockname()[1])
+    assert done.exit_code == 1
+    assert "in use" in done.stderr
+    assert pipes == []
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        (None, "SmolLM2-135M-Instruct"),
+        ("owner/name", "owner/name"),
+        ("{}/a-model", "a-model"),
+        ("{}/b.Q4.gguf", "b.Q4"),
+    ],
+)
+def test_a_model_is_called_as_its_folder_file_or_repository(tmp_path, model, name):
+    (tmp_path / "a-model").mkdir()
+    (tmp_path / "b.Q4.gguf").touch()
+    assert serve.default_name(model and model.format(tmp_path)) == name
