@@ -125,3 +125,19 @@ class ServerError(TurbojaxError):
 
 class LiteError(TurbojaxError):
     """A checkpoint cannot be quantised or measured as asked: what was found, and what to do."""
+
+
+class ClusterError(TurbojaxError):
+    """Several processes of one engine cannot work together; names the processes and what they have."""
+
+
+class CoordinatorUnreachableError(ClusterError):
+    """Processes did not find each other in time: which are missing, where they were looked for, and how long."""
+
+
+class ClusterMismatchError(ClusterError):
+    """Processes differ in what must be the same (versions, config, model); names both values."""
+
+
+class ProcessLostError(ClusterError):
+    """A process of the job is gone, or went another way than the others: the job ends with it."""
