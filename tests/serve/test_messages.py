@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turbojax.errors import InvalidFieldError, InvalidPromptError, MissingTokenizerError
@@ -256,6 +256,7 @@ json_values = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(st.lists(json_values, max_size=3), st.lists(json_values, max_size=2))
 def test_whatever_json_comes_is_made_or_refused(messages, tools):
     for make, came in ((template_messages, messages), (template_tools, tools)):

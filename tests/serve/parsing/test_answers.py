@@ -5,7 +5,7 @@ import logging
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.serve.parsing.answers import (
@@ -46,6 +46,7 @@ def test_cut_at_every_character_it_gives_the_same(name):
         assert found(styles, [text[:at], "", text[at:]]) == expected, at
 
 
+@settings(deadline=None)
 @given(st.sampled_from(sorted(ANSWERS)), st.data())
 def test_cut_anywhere_it_gives_the_same(name, data):
     styles, text, expected = ANSWERS[name]
@@ -64,6 +65,7 @@ anything = st.lists(st.sampled_from(FRAGMENTS) | st.text(max_size=3), max_size=1
 any_style = st.builds(Styles, st.sampled_from([None, *TAGS]), st.sampled_from([None, "think", "mistral"]))
 
 
+@settings(deadline=None)
 @given(any_style, anything, st.sampled_from(["", "<think>\n", "[THINK]", "<think>\n\n</think>\n\n"]), st.data())
 def test_whatever_the_text_is_cuts_change_nothing_and_it_can_be_sent(styles, text, prompt, data):
     cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=20))
@@ -75,6 +77,7 @@ def test_whatever_the_text_is_cuts_change_nothing_and_it_can_be_sent(styles, tex
             delta.name.encode()
 
 
+@settings(deadline=None)
 @given(any_style, anything)
 def test_text_without_a_tag_is_content_as_it_is(styles, text):
     known = ("<tool_call>", "<function=", "<|python_tag|>", "[TOOL_CALLS]", "<think>", "[THINK]")
@@ -94,6 +97,7 @@ calls = st.tuples(st.from_regex(r"[a-z_]{1,8}", fullmatch=True), arguments, st.s
 words = st.text("ab <>/[]{}\n\t_", max_size=8).filter(lambda text: "<tool_call>" not in text)
 
 
+@settings(deadline=None)
 @given(words, st.lists(st.tuples(calls, words), max_size=3), st.data())
 def test_texts_and_calls_that_were_written_are_read(first, rest, data):
     """What lies between two calls comes without white space at its ends; everything else as it was written."""

@@ -2,7 +2,7 @@
 
 import json
 
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from turbojax.serve.bounds import MAX_JSON_DEPTH
@@ -29,6 +29,7 @@ def scan(text, cuts=()):
     return None
 
 
+@settings(deadline=None)
 @given(values, st.sampled_from([None, 1]), st.sampled_from(["", "}", "]", ",1", "x", ' "']), st.booleans())
 def test_it_stops_where_a_value_ends(value, indent, behind, is_ascii):
     written = json.dumps(value, indent=indent, ensure_ascii=is_ascii)
@@ -38,6 +39,7 @@ def test_it_stops_where_a_value_ends(value, indent, behind, is_ascii):
     assert scan(written + behind) == (len(written), None)
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from(PARTS), max_size=12).map("".join))
 @example("[1, 2,]")
 @example('{"a": 1,}')
@@ -62,6 +64,7 @@ def test_it_takes_what_python_takes(text):
         assert result is None or result[1] is not None
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from(PARTS), max_size=12).map("".join), st.data())
 def test_cuts_change_nothing(text, data):
     cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=6))
