@@ -209,3 +209,11 @@ def test_a_field_that_nobody_knows_is_refused_by_name(fake):
     status, error = refusal(fake, temprature=1)
     assert (status, error["param"], error["code"]) == (400, "temprature", "unknown_parameter")
     assert "temprature" in error["message"]
+
+
+def test_the_log_has_the_user_that_the_client_names_and_nothing_of_what_was_said(fake, caplog):
+    caplog.set_level("INFO", "turbojax")
+    answer(fake, user="somebody", messages=[{"role": "user", "content": "secret"}])
+    (fields,) = [record.fields for record in caplog.records if record.getMessage() == "generation"]
+    assert fields["user"] == "somebody"
+    assert "secret" not in caplog.text

@@ -86,6 +86,7 @@ class Job:
     prompt: ChatPrompt
     config: GenerationConfig
     choices: list[ChatChoice]
+    user: str | None
     tally: Tally = field(default_factory=Tally)
     id: str = field(default_factory=lambda: f"chatcmpl-{uuid.uuid4().hex}")
     created: int = field(default_factory=lambda: int(time.time()))
@@ -98,8 +99,9 @@ class Job:
             TurbojaxError: see `Service.stream`.
         """
         try:
-            async with aclosing(self.service.stream(self.prompt.token_ids, self.config, request_id=self.id)) as pieces:
-                async for piece in pieces:
+            stream = self.service.stream(self.prompt.token_ids, self.config, request_id=self.id, user=self.user)
+            async with aclosing(stream):
+                async for piece in stream:
                     self.tally.add(piece)
                     yield piece
         except ConfigError as error:
@@ -143,7 +145,7 @@ async def start(service: Service, body: ChatRequest) -> Job:
         )
         for _ in range(body.num_choices)
     ]  # fmt: skip
-    return Job(service, prompt, config, choices)
+    return Job(service, prompt, config, choices, body.user)
 
 
 def max_tokens(body: ChatRequest) -> int | None:

@@ -89,8 +89,9 @@ class Job:
 
     async def pieces(self) -> AsyncGenerator[Response, None]:
         """Every piece, counted."""
-        async with aclosing(self.service.stream(self.prompts, self.config, request_id=self.id)) as pieces:
-            async for piece in pieces:
+        stream = self.service.stream(self.prompts, self.config, request_id=self.id, user=self.body.user)
+        async with aclosing(stream):
+            async for piece in stream:
                 self.tally.add(piece)
                 yield piece
 

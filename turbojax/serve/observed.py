@@ -11,9 +11,9 @@ from turbojax.serve.metrics import RequestMetrics
 
 
 async def observed(
-    pieces: AsyncGenerator[Response, None], metrics: RequestMetrics, call_id: str
+    pieces: AsyncGenerator[Response, None], metrics: RequestMetrics, call_id: str, user: str | None = None
 ) -> AsyncGenerator[Response, None]:
-    """The same pieces. Closing this closes their source."""
+    """The same pieces. Closing this closes their source. `user` is whom the client says it asks for."""
     call, outcome = ObservedCall(metrics), "cancelled"
     try:
         async for piece in pieces:
@@ -26,7 +26,7 @@ async def observed(
         raise
     finally:
         await pieces.aclose()
-        call.end(call_id, outcome)
+        call.end(call_id, user, outcome)
 
 
 class ObservedRequest:
@@ -77,7 +77,7 @@ class ObservedCall:
         if not self._requests:
             self._metrics.refused.labels(error).inc()
 
-    def end(self, call_id: str, outcome: str) -> None:
+    def end(self, call_id: str, user: str | None, outcome: str) -> None:
         """Nothing more comes: logs the call. (The engine counts what was cancelled: some of it gave no piece.)"""
         requests = self._requests.values()
         num_generated = sum(request.num_tokens for request in requests)
@@ -86,6 +86,7 @@ class ObservedCall:
         log_event(
             "generation",
             id=call_id,
+            user=user,
             outcome=outcome,
             finish_reasons=",".join(sorted(r.reason for r in requests if r.reason is not None)) or None,
             num_prompt_tokens=sum(request.num_prompt for request in requests),

@@ -70,17 +70,23 @@ class Service:
         return TokenTexts(self.tokenizer)
 
     def stream(
-        self, prompt: Prompts, gen_config: GenConfigs, *, request_id: str, do_preprocess: bool = False
+        self,
+        prompt: Prompts,
+        gen_config: GenConfigs,
+        *,
+        request_id: str,
+        user: str | None = None,
+        do_preprocess: bool = False,
     ) -> AsyncGenerator[Response, None]:
         """Pieces of the answers as they come, of all prompts and samples; closing it cancels what still runs.
 
-        Each call is counted and logged under its `request_id`.
+        Each call is counted, and logged under its `request_id` with the `user` that its client names.
 
         Raises:
             RequestError, ConfigError, QueueFullError, EngineClosedError, EngineFailedError: before the first piece.
         """
         pieces = self.pipe.astream_infer(prompt, gen_config, do_preprocess=do_preprocess)
-        return observed(pieces, self.metrics.requests, request_id)
+        return observed(pieces, self.metrics.requests, request_id, user)
 
 
 def tokenizer_of(pipe: Pipeline, config: ServeConfig) -> Tokenizer | None:
