@@ -10,7 +10,7 @@ from turbojax.bench.decode import start_row
 from turbojax.bench.engine import BenchEngine
 from turbojax.bench.settings import Settings
 from turbojax.cli import app
-from turbojax.cli.bench import _command
+from turbojax.cli.bench import command_line
 from turbojax.engine.metrics import EngineMetrics
 
 MODEL = ["--shape", "tiny", "--kv", "8"]
@@ -61,7 +61,7 @@ def test_a_warm_start_compiles_nothing(num_read, kind):
 
 def test_the_recorded_command_repeats_the_run_anywhere():
     words = ["bench", "decode", "--json", "/here/a.json", "--batch", "1", "--plot=/here/a.png", "--kv", "8"]
-    assert _command(words) == "turbojax bench decode --batch 1 --kv 8"
+    assert command_line(words) == "turbojax bench decode --batch 1 --kv 8"
 
 
 def test_prefill(run, tmp_path):

@@ -5,7 +5,8 @@ import sys
 import pytest
 
 from turbojax.bench.errors import BenchError
-from turbojax.bench.plot import plot_roofline, require_matplotlib
+from turbojax.bench.figure import require_matplotlib
+from turbojax.bench.plot import plot_roofline
 from turbojax.bench.report import make_row
 from turbojax.bench.roofline import Rates
 

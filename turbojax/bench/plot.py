@@ -7,21 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from turbojax.bench.errors import BenchError
+from turbojax.bench.figure import new_figure, write_png
 from turbojax.bench.report import Row
 from turbojax.bench.roofline import Rates
-
-
-def require_matplotlib() -> None:
-    """Says early that there can be no plot.
-
-    Raises:
-        BenchError: matplotlib is not installed.
-    """
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise BenchError("the plot needs matplotlib: pip install 'turbojax[plot]'") from error
 
 
 def plot_roofline(path: Path, rows: Sequence[Row], rates: Rates, title: str) -> None:
@@ -36,12 +24,7 @@ def plot_roofline(path: Path, rows: Sequence[Row], rates: Rates, title: str) -> 
     Raises:
         BenchError: matplotlib is not installed.
     """
-    require_matplotlib()
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 5), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(8, 5)
     axes = figure.add_subplot(xscale="log", yscale="log", xlabel="FLOP/byte", ylabel="TFLOP/s", title=title)
     points = {
         row["case"]: (row["num_flops"] / row["num_bytes"], row["num_flops"] / row["seconds"] / 1e12)
@@ -58,4 +41,4 @@ def plot_roofline(path: Path, rows: Sequence[Row], rates: Rates, title: str) -> 
         axes.plot(intensity, achieved, "o", label=case)
     axes.legend(fontsize=8)
     axes.grid(alpha=0.3, which="both")
-    figure.savefig(path, format="png", dpi=150)
+    write_png(figure, path)

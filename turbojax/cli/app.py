@@ -10,6 +10,7 @@ from typer.core import TyperGroup
 from checkpoints.errors import CheckpointError
 from turbojax import __version__
 from turbojax.cli.bench import bench
+from turbojax.cli.bench_serve import serve as bench_serve
 from turbojax.cli.chat import chat
 from turbojax.cli.check_env import check_env
 from turbojax.cli.console import say_error
@@ -64,6 +65,7 @@ def _main_options(
 app.command()(generate)
 app.command()(chat)
 app.command("check_env")(check_env)
+bench.command("serve")(bench_serve)
 app.add_typer(bench)
 lite.command()(perplexity)
 lite.command()(audit)

@@ -14,6 +14,8 @@ from turbojax.bench.errors import BenchError
 from turbojax.cli.bench_options import Common, with_common
 from turbojax.cli.console import say
 
+_PRIVATE = ("--json", "--plot", "--api-key")
+
 bench = typer.Typer(
     name="bench",
     no_args_is_help=True,
@@ -38,13 +40,13 @@ def _pair(cell: str) -> tuple[int, int]:
     return numbers[0], numbers[1]
 
 
-def _command(arguments: list[str]) -> str:
-    """What was asked for, without the files that results go to: those are of this machine."""
+def command_line(arguments: list[str]) -> str:
+    """What was asked for, without what is nobody else's: the files that results go to, and keys."""
     words, rest = ["turbojax"], iter(arguments)
     for word in rest:
-        if word in ("--json", "--plot"):
+        if word in _PRIVATE:
             next(rest, None)
-        elif not word.startswith(("--json=", "--plot=")):
+        elif not word.startswith(tuple(f"{name}=" for name in _PRIVATE)):
             words.append(word)
     return " ".join(words)
 
@@ -53,7 +55,7 @@ def _run(common: Common, measure: Callable[[Any], Any]) -> None:
     from turbojax.bench.session import run
 
     console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
-    run(common.settings(), measure, command=_command(sys.argv[1:]), console=console, say=say)
+    run(common.settings(), measure, command=command_line(sys.argv[1:]), console=console, say=say)
 
 
 @bench.command()
