@@ -14,11 +14,11 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from turbojax.cli import session
 from turbojax.cli.bulk_files import Job, LineError, ResultFile, count_lines, read_jobs
-from turbojax.cli.console import say, stderr
+from turbojax.cli.console import say
+from turbojax.cli.line_progress import LineProgress
 from turbojax.configs import EngineConfig, GenerationConfig
 from turbojax.errors import EngineFailedError, TurbojaxError
 
@@ -44,14 +44,18 @@ def run_bulk(
         if num_before >= num_lines:
             say(f"{target}: all {num_lines} lines are finished")
             return
-        progress = _Progress(num_lines, num_before)
+        progress = LineProgress(num_lines, num_before)
         jobs = read_jobs(source, gen_config, skip=frozenset(results.finished))
 
         def emit(record: dict[str, Any]) -> None:
             results.append(record)
-            progress.advance(record)
-            if progress.num_engine_errors_in_a_row > num_in_flight:
-                raise TurbojaxError(f"the engine fails again and again, the last time with: {record['error']}")
+            progress.advance(
+                record["line"],
+                num_tokens=record.get("num_generated_tokens", 0),
+                error=record.get("error"),
+                is_engine_error=record.get("finish_reason") == "error",
+            )
+            progress.check_engine(num_in_flight)
 
         try:
             # On a GPU a run of many lines should not stop to compile in the middle.
@@ -163,38 +167,3 @@ def _fields(response: Response) -> dict[str, Any]:
     }
     logprobs = {name: getattr(response, name) for name in ("logprobs", "processed_logprobs", "prompt_logprobs")}
     return found | {name: value for name, value in logprobs.items() if value is not None}
-
-
-class _Progress:
-    """The bar on standard error, and one line there for each record with an error."""
-
-    def __init__(self, num_lines: int, num_before: int) -> None:
-        self.num_failed = 0
-        self.num_engine_errors_in_a_row = 0
-        self._num_tokens = 0
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[rate]}"),
-            TimeRemainingColumn(),
-            console=stderr,
-        )
-        self._task = self._bar.add_task("lines", total=num_lines, completed=num_before, rate="")
-
-    def __enter__(self) -> None:
-        self._bar.start()
-
-    def __exit__(self, *error: object) -> None:
-        self._bar.stop()
-
-    def advance(self, record: dict[str, Any]) -> None:
-        self._num_tokens += record.get("num_generated_tokens", 0)
-        elapsed_s = self._bar.tasks[0].elapsed or 0.0
-        rate = f"{self._num_tokens / elapsed_s:,.0f} tokens/s" if elapsed_s > 0 else ""
-        self._bar.update(self._task, advance=1, rate=rate)
-        in_engine = record.get("finish_reason") == "error"
-        self.num_engine_errors_in_a_row = self.num_engine_errors_in_a_row + 1 if in_engine else 0
-        if "error" in record:
-            self.num_failed += 1
-            say(f"line {record['line']}: {record['error']}", style="red")

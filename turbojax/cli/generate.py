@@ -10,6 +10,8 @@ import typer
 from turbojax.cli import options, session
 from turbojax.cli.bulk import run_bulk
 from turbojax.cli.console import say
+from turbojax.cli.openai_batch import run_openai_batch
+from turbojax.configs import GenerationConfig
 
 
 def generate(
@@ -19,6 +21,14 @@ def generate(
     ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", dir_okay=False, help="Where --input's results go, a JSON line each.")
+    ] = None,
+    openai_batch: Annotated[
+        tuple[Path, Path] | None,
+        typer.Option(
+            "--openai-batch",
+            metavar="IN OUT",
+            help="A JSONL file of OpenAI's batches, and where the answers go; resumed like --input.",
+        ),
     ] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Complete the text as it is, without the chat template.")] = False,
     model: options.Model = None,
@@ -51,9 +61,12 @@ def generate(
     parameters by their Python names ("max_new_tokens", "temperature", "stop_words", ...). Each result is written as it
     finishes; started again, the run goes on with the lines that --output does not have. A line that cannot be run
     gets a record with "error", and the exit status is 1.
+
+    A line of --openai-batch has "custom_id", "method" ("POST"), "url" (/v1/chat/completions or /v1/completions) and
+    "body", which says how to generate.
     """
-    if (prompt is None) == (input is None):
-        raise typer.BadParameter("give either a prompt or --input")
+    if sum(source is not None for source in (prompt, input, openai_batch)) != 1:
+        raise typer.BadParameter("give a prompt, --input or --openai-batch")
     if (input is None) != (output is None):
         raise typer.BadParameter("--input and --output go together")
     gen_config = options.generation_config(
@@ -69,6 +82,11 @@ def generate(
         quant_policy=quant_policy,
         cache_max_entry_count=cache_max_entry_count,
     )
+    if openai_batch is not None:
+        if raw or gen_config != GenerationConfig():
+            raise typer.BadParameter("each line of --openai-batch says itself how to generate")
+        run_openai_batch(model, config, *openai_batch)
+        return
     if input is not None and output is not None:
         run_bulk(model, config, gen_config, input, output, raw=raw)
         return

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
-from collections.abc import Awaitable, Callable
-from typing import Any, NamedTuple
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from typing import Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -15,6 +16,8 @@ from turbojax.serve.protocol.chat import ChatRequest
 from turbojax.serve.protocol.completions import CompletionRequest
 from turbojax.serve.protocol.sampling import Sampling
 from turbojax.serve.service import Service
+
+Item = TypeVar("Item")
 
 BUSY = frozenset({429, 503})
 Complete = Callable[[Service, Any], Awaitable[BaseModel]]
@@ -63,13 +66,28 @@ async def answer(service: Service, url: str, body: dict[str, Any], priority: int
     return Result(told.status, told.body)
 
 
+async def run_few(
+    items: Iterable[Item], run: Callable[[Item], Coroutine[Any, Any, None]], free: asyncio.Semaphore
+) -> None:
+    """Runs something for each item, as many at a time as there is room; the first error ends it all.
+
+    Raises:
+        ExceptionGroup: of what was raised.
+    """
+    async with asyncio.TaskGroup() as group:
+        for item in items:
+            await free.acquire()
+            task = group.create_task(run(item))
+            task.add_done_callback(lambda _: free.release())
+
+
 def record_of(custom_id: str, result: Result) -> dict[str, Any]:
     """A line of an output or error file."""
     response = {"status_code": result.status, "request_id": f"req_{uuid.uuid4().hex}", "body": result.body}
     return {"id": f"batch_req_{uuid.uuid4().hex}", "custom_id": custom_id, "response": response, "error": None}
 
 
-def unanswered(custom_id: str, code: str, message: str) -> dict[str, Any]:
+def unanswered(custom_id: str | None, code: str, message: str) -> dict[str, Any]:
     """A line of an error file for a request that was never run, or for a line that is none."""
     error = {"code": code, "message": message}
     return {"id": f"batch_req_{uuid.uuid4().hex}", "custom_id": custom_id, "response": None, "error": error}

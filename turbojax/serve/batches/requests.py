@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -158,7 +158,7 @@ def _take(
     index.entries.append(Entry(custom_id, start, len(raw)))
 
 
-def read_requests(path: Path, entries: Collection[Entry], config: ServeConfig) -> Iterator[BatchLine]:
+def read_requests(path: Path, entries: Collection[Entry], config: ServeConfig) -> Generator[BatchLine]:
     """The requests that entries of an index point at, read as they are asked for."""
     with path.open("rb") as file:
         for entry in entries:

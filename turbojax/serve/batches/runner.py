@@ -6,10 +6,11 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import closing
 from typing import Any
 
 from turbojax.json_lines import ForeignRecordError
-from turbojax.serve.batches.answers import Result, record_of, unanswered
+from turbojax.serve.batches.answers import Result, record_of, run_few, unanswered
 from turbojax.serve.batches.batches import BatchStore, Results
 from turbojax.serve.batches.disk import BATCH, FILE, Folder, new_id
 from turbojax.serve.batches.files import FileStore
@@ -211,19 +212,16 @@ class BatchRunner:
             answering.result()
 
     async def _answer_all(self, batch: Batch, missing: list[Entry], results: Results) -> None:
-        path = self.files.content(batch.input_file_id)
-        async with asyncio.TaskGroup() as group:
-            for line in read_requests(path, missing, self._config):
-                await self._free.acquire()
-                task = group.create_task(self._answer_one(line, results))
-                task.add_done_callback(lambda _: self._free.release())
-
-    async def _answer_one(self, line: BatchLine, results: Results) -> None:
-        result = await self._answer(line.url, line.body)
-        while result.is_busy:
-            await asyncio.sleep(BUSY_POLL_S)
+        async def answer_one(line: BatchLine) -> None:
             result = await self._answer(line.url, line.body)
-        (results.output if result.is_success else results.errors).append(record_of(line.custom_id, result))
+            while result.is_busy:
+                await asyncio.sleep(BUSY_POLL_S)
+                result = await self._answer(line.url, line.body)
+            (results.output if result.is_success else results.errors).append(record_of(line.custom_id, result))
+
+        path = self.files.content(batch.input_file_id)
+        with closing(read_requests(path, missing, self._config)) as lines:
+            await run_few(lines, answer_one, self._free)
 
     def _hand_over(self, state: BatchState) -> None:
         """Results become files of their own; one without lines is deleted."""
