@@ -95,12 +95,14 @@ def run(model: str | None, engine: EngineConfig, config: ServeConfig) -> None:
     """
     try:
         from turbojax.serve.app import create_app
+        from turbojax.serve.batches.disk import check_folder
         from turbojax.serve.logs import logging_to
         from turbojax.serve.server import listen, run_server
         from turbojax.serve.service import Service
     except ImportError as error:
         raise MissingExtraError(f"{error.name} is not installed: pip install 'turbojax[serve]'") from error
-    # A port that is taken is known before a model is loaded for it.
+    # A folder or a port that is taken is known before a model is loaded for it.
+    check_folder(config.batch_dir)
     with listen(config) as listener, session.open_pipeline(model, engine) as pipe:
         service = Service(pipe, config, config.model_name or default_name(model))
         app = create_app(service)
