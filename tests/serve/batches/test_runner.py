@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.serve.batches.harness import Clock, FakeAnswers, begin, ended, errors, line, output, running, until
 from turbojax.errors import EngineFailedError
 from turbojax.serve.batches import runner as runner_module
-from turbojax.serve.batches.disk import BatchFolderError, Folder
+from turbojax.serve.batches.disk import BatchFolderError, Folder, check_folder
 from turbojax.serve.openai_errors import ApiError
 
 
@@ -286,9 +286,10 @@ def test_a_folder_has_one_server(tmp_path):
         async with running(tmp_path, FakeAnswers()):
             with pytest.raises(BatchFolderError, match="in use by another server"):
                 Folder(tmp_path)
-        Folder(tmp_path).close()
+        check_folder(str(tmp_path))
+        check_folder(None)
 
     asyncio.run(check())
     (tmp_path / "a file").write_text("")
     with pytest.raises(BatchFolderError, match="cannot be written"):
-        Folder(tmp_path / "a file")
+        check_folder(str(tmp_path / "a file"))

@@ -74,6 +74,16 @@ class Folder:
             self._lock = None
 
 
+def check_folder(path: str | None) -> None:
+    """Before a model is loaded: a server could take the folder.
+
+    Raises:
+        BatchFolderError: it cannot be written, or another server has it.
+    """
+    if path is not None:
+        Folder(Path(path)).close()
+
+
 def ids_in(folder: Path, kind: str, suffix: str) -> set[str]:
     """Names in a folder that were made by `new_id`; parts that were never finished are deleted."""
     for part in folder.glob("*.part"):
