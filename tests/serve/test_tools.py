@@ -203,6 +203,37 @@ def test_a_call_can_be_forced(chat, script, choice):
         assert arguments == PARIS
 
 
+THINK = "<think>\nHm.\n</think>\n\n"
+
+
+def test_a_form_is_of_the_content_and_reasoning_stands_before_it(chat):
+    schema = WEATHER["function"]["parameters"]
+    form = {"type": "json_schema", "json_schema": {"name": "city", "schema": schema}}
+    message, reason = chat.ask(THINK + PARIS, response_format=form)
+    assert (message.content, message.reasoning_content, reason) == (PARIS, "Hm.", "stop")
+    message, reason = chat.ask(THINK + "Paris it is", response_format=form)
+    assert message.reasoning_content == "Hm."
+    assert json.loads(message.content)["city"] in ("Paris", "Rome")
+
+
+def test_beside_tools_a_form_is_of_answers_that_call_none(chat):
+    schema = TIME["function"]["parameters"]
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema | {"additionalProperties": False}}}
+    message, reason = chat.ask(CALL, tools=[WEATHER], response_format=form)
+    assert (calls_of(message), message.content, reason) == ([("get_weather", PARIS)], None, "tool_calls")
+    message, reason = chat.ask("{}", tools=[WEATHER], response_format=form)
+    assert (message.content, message.tool_calls, reason) == ("{}", None, "stop")
+
+
+def test_a_strict_tool_is_called_as_its_schema_says(chat):
+    strict = {"type": "function", "function": WEATHER["function"] | {"strict": True}}
+    for script in (CALL, CALL.replace("Paris", "Oslo"), CALL.replace("city", "town")):
+        message, _ = chat.ask(THINK + "Let me see. " + script, tools=[strict])
+        ((_, arguments),) = calls_of(message)
+        assert json.loads(arguments)["city"] in ("Paris", "Rome")
+        assert message.content == "Let me see."
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [

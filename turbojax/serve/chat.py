@@ -105,7 +105,7 @@ class Job:
                     self.tally.add(piece)
                     yield piece
         except ConfigError as error:
-            if error.field == "response_format" and self.prompt.response_format is not None:
+            if error.field == "response_format" and self.prompt.is_form_of_tools:
                 raise InvalidFieldError("tools", f"their schemas; accepted: {error.accepted}") from error
             raise
 

@@ -5,22 +5,27 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from turbojax.errors import MissingTokenizerError
+from turbojax.serve.answer_format import answer_format
+from turbojax.serve.generation import as_engine_format
 from turbojax.serve.messages import render
 from turbojax.serve.openai_errors import ApiError
 from turbojax.serve.protocol.chat import ChatRequest, NamedTool
 from turbojax.serve.service import Service
-from turbojax.serve.tool_choice import tool_format
 
 EFFORT, THINKING = "reasoning_effort", "enable_thinking"
 
 
 class ChatPrompt(NamedTuple):
-    """A prompt as text and token ids; the tools that the model may call, and the form of an answer that must."""
+    """A prompt as text and token ids; the tools that the model may call; the form of the whole answer.
+
+    `is_form_of_tools`: it comes of their schemas alone.
+    """
 
     text: str
     token_ids: list[int]
     tools: list[dict[str, Any]]
     response_format: dict[str, Any] | None
+    is_form_of_tools: bool
 
 
 def chat_prompt(service: Service, body: ChatRequest) -> ChatPrompt:
@@ -35,14 +40,14 @@ def chat_prompt(service: Service, body: ChatRequest) -> ChatPrompt:
     kwargs = template_kwargs(body, service.tokenizer.chat_template or "")
     text = render(body.messages, tools, kwargs, service.tokenizer)
     choice = body.tool_choice.model_dump() if isinstance(body.tool_choice, NamedTool) else body.tool_choice
-    form = tool_format(
-        choice, tools, service.styles, service.tokenizer, prompt=text,
+    content = None if body.response_format is None else as_engine_format(body.response_format)
+    form = answer_format(
+        content, choice, tools, service.styles, service.tokenizer, prompt=text,
         parallel_tool_calls=body.parallel_tool_calls is not False,
     )  # fmt: skip
-    if form is not None and body.response_format is not None:
-        raise ApiError(400, "response_format is for content, and tool_choice leaves none", param="response_format")
     # The template writes the start token itself.
-    return ChatPrompt(text, service.tokenizer.encode(text, add_special_tokens=False), tools, form)
+    token_ids = service.tokenizer.encode(text, add_special_tokens=False)
+    return ChatPrompt(text, token_ids, tools, form, is_form_of_tools=body.response_format is None)
 
 
 def tools_of(body: ChatRequest) -> list[dict[str, Any]]:
