@@ -1,8 +1,11 @@
 """Files and batches over HTTP, as OpenAI's own client sees them."""
 
 import json
+import subprocess
+import sys
 import time
 from contextlib import contextmanager
+from pathlib import Path
 
 import httpx
 import openai
@@ -13,6 +16,7 @@ from tests.serve.harness import MODEL_NAME, fake_pipeline, serving_pipe
 from turbojax.serve.settings import ServeConfig
 
 WAIT_S = 30
+ROOT = Path(__file__).parents[3]
 
 
 @contextmanager
@@ -169,15 +173,33 @@ def test_without_a_folder_the_routes_say_so(fake_url):
             assert caught.value.status_code == 501
 
 
-def test_a_server_that_was_stopped_goes_on(tmp_path):
+SERVER = """
+import sys
+from pathlib import Path
+from tests.serve.harness import fake_pipeline, serving_pipe
+from turbojax.serve.settings import ServeConfig
+
+with fake_pipeline() as pipe, serving_pipe(pipe, ServeConfig(batch_dir=sys.argv[1], batch_concurrency=1)) as url:
+    print(url, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_server_that_was_killed_goes_on(tmp_path):
     num = 12
-    with fake_pipeline() as pipe, serving_batches(tmp_path, pipe, batch_concurrency=1) as client:
-        lines = [chat_line(f"id-{i}", temperature=0, min_new_tokens=150, ignore_eos=True) for i in range(num)]
-        for one in lines:
-            one["body"]["max_tokens"] = 200
-        batch = begin(client, *lines)
-        while client.batches.retrieve(batch.id).request_counts.completed < 3:
-            time.sleep(0.01)
+    lines = [chat_line(f"id-{i}", temperature=0, min_new_tokens=150, ignore_eos=True) for i in range(num)]
+    for one in lines:
+        one["body"]["max_tokens"] = 200
+    command = [sys.executable, "-c", SERVER, str(tmp_path)]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            url = server.stdout.readline().strip()
+            with openai.OpenAI(base_url=f"{url}/v1", api_key="none") as client:
+                batch = begin(client, *lines)
+                while client.batches.retrieve(batch.id).request_counts.completed < 3:
+                    time.sleep(0.01)
+        finally:
+            server.kill()
     (before,) = [path for path in (tmp_path / "files").glob("*.jsonl") if b"batch_req_" in path.read_bytes()]
     already = before.read_bytes()
     assert 3 <= already.count(b"\n") < num
