@@ -73,7 +73,7 @@ def test_a_model_without_a_tokenizer_says_so():
 
 def test_there_are_no_embeddings_and_the_server_says_why(tiny):
     response = tiny.post("/v1/embeddings", json={"model": "tiny", "input": ["a", "b"]})
-    assert response.status_code == 501
+    assert response.status_code == 400
     assert response.json()["error"]["code"] == "no_embeddings"
     assert tiny.post("/v1/embeddings", json={"model": "other", "input": "a"}).status_code == 404
     assert tiny.post("/v1/embeddings", json={"model": "tiny", "input": "a", "size": 3}).status_code == 400

@@ -20,9 +20,12 @@ from turbojax.serve.service import Service, service_of
 router = APIRouter(tags=["embeddings"])
 
 
-@router.post("/v1/embeddings", status_code=501, responses=ERRORS, response_model=None)
+@router.post("/v1/embeddings", status_code=400, responses=ERRORS, response_model=None)
 async def embeddings(body: EmbeddingRequest, service: Annotated[Service, Depends(service_of)]) -> None:
-    """Always an error of status 501: the model generates text and was not trained to embed it."""
+    """Always an error: the model generates text and was not trained to embed it.
+
+    (Of status 400, since clients try again what fails with 501.)
+    """
     check_model(body.model, service)
     message = f"'{body.model}' generates text; it was not trained to embed it, so this server has no embeddings"
-    raise ApiError(501, message, param="model", code="no_embeddings")
+    raise ApiError(400, message, param="model", code="no_embeddings")

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Depends
 
 from turbojax.serve.openai_errors import ApiError
 from turbojax.serve.protocol.models import ModelCard, ModelList
+from turbojax.serve.replies import documented
 from turbojax.serve.service import Service, service_of
 
 router = APIRouter(tags=["models"])
@@ -28,13 +29,13 @@ def check_model(name: str, service: Service) -> None:
         raise ApiError(404, message, param="model", code="model_not_found")
 
 
-@router.get("/v1/models")
+@router.get("/v1/models", responses=documented(ModelList))
 async def list_models(service: Annotated[Service, Depends(service_of)]) -> ModelList:
     """The models that requests may name."""
     return ModelList(data=[card(service)])
 
 
-@router.get("/v1/models/{model:path}")
+@router.get("/v1/models/{model:path}", responses=documented(ModelCard))
 async def retrieve_model(model: str, service: Annotated[Service, Depends(service_of)]) -> ModelCard:
     """One of them."""
     check_model(model, service)

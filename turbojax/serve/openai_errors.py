@@ -72,7 +72,8 @@ def to_api_error(error: BaseException) -> ApiError:
         case InvalidFieldError():
             return ApiError(400, str(error), param=error.param)
         case MissingExtraError():
-            return ApiError(501, str(error), code="not_installed")
+            # The official client would try again what fails with 501 or the like.
+            return ApiError(501, str(error), code="not_installed", headers={"X-Should-Retry": "false"})
         case RequestError():
             return ApiError(400, str(error))
         case QueueFullError():

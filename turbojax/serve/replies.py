@@ -21,6 +21,10 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     500: {"model": ErrorBody, "description": "The engine failed."},
     501: {"model": ErrorBody, "description": "The server cannot do that."},
     503: {"model": ErrorBody, "description": "The server is shutting down; Retry-After says when to come back."},
+    "4XX": {
+        "model": ErrorBody,
+        "description": "Keys, limits, or the request itself: `code` says which.",
+    },
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, WithJsonSchema
 
 from turbojax.engine.plan import MAX_LOGPROBS
 from turbojax.serve import bounds
@@ -13,6 +13,25 @@ from turbojax.serve.protocol.sampling import NumTokens, Sampling
 from turbojax.serve.protocol.usage import Usage
 
 FunctionName = Annotated[str, Field(pattern=rf"^[a-zA-Z0-9_-]{{1,{bounds.MAX_NAME_LEN}}}$")]
+
+
+# `serve.messages` reads them, since what a message may have depends on its role; this is for readers of the document.
+MESSAGE_SCHEMA = {
+    "type": "object",
+    "required": ["role"],
+    "properties": {
+        "role": {"enum": ["system", "developer", "user", "assistant", "tool"]},
+        "content": {"description": 'A text, a list of parts {"type": "text", "text": ...}, or null beside calls.'},
+        "name": {"type": ["string", "null"]},
+        "tool_calls": {"type": ["array", "null"], "description": "Of an assistant: the calls it made."},
+        "tool_call_id": {"type": ["string", "null"], "description": "Of a tool: the call that this answers."},
+        "reasoning_content": {"type": ["string", "null"], "description": "Of an assistant."},
+    },
+}
+Messages = Annotated[
+    list[Annotated[dict[str, Any], WithJsonSchema(MESSAGE_SCHEMA)]],
+    Field(min_length=1, max_length=bounds.MAX_MESSAGES),
+]
 
 
 class Function(Strict):
@@ -41,7 +60,7 @@ class NamedTool(Strict):
 class ChatRequest(Sampling):
     """A conversation, and how to go on with it."""
 
-    messages: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=bounds.MAX_MESSAGES)]
+    messages: Messages
     max_tokens: NumTokens | None = None
     max_completion_tokens: NumTokens | None = None
     logprobs: bool | None = None

@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field
 
 from turbojax.serve import bounds
 from turbojax.serve.protocol.base import Strict
-from turbojax.serve.protocol.chat import Tool
+from turbojax.serve.protocol.chat import Messages, Tool
 from turbojax.serve.protocol.sampling import TokenId
 
 
@@ -25,7 +25,7 @@ class TokenizeChat(Strict):
     """A conversation, as the chat template writes it."""
 
     model: str | None = None
-    messages: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=bounds.MAX_MESSAGES)]
+    messages: Messages
     tools: Annotated[list[Tool], Field(max_length=bounds.MAX_TOOLS)] | None = None
     add_generation_prompt: bool = True
     chat_template_kwargs: dict[str, Any] | None = None
