@@ -51,6 +51,7 @@ def api_server(
     max_upload_bytes: of.MaxUploadBytes = None,
     max_json_depth: of.MaxJsonDepth = None,
     receive_timeout_s: of.ReceiveTimeout = None,
+    send_timeout_s: of.SendTimeout = None,
     request_timeout_s: of.RequestTimeout = None,
     drain_s: of.Drain = None,
     stall_s: of.Stall = None,

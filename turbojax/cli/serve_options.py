@@ -54,6 +54,9 @@ MaxJsonDepth = Annotated[int | None, typer.Option(rich_help_panel=_LIMITS, help=
 ReceiveTimeout = Annotated[
     float | None, typer.Option("--receive-timeout-s", rich_help_panel=_LIMITS, help="For a request to come whole.")
 ]
+SendTimeout = Annotated[
+    float | None, typer.Option("--send-timeout-s", rich_help_panel=_LIMITS, help="For a slow client to read on.")
+]
 RequestTimeout = Annotated[
     float | None,
     typer.Option("--request-timeout-s", rich_help_panel=_LIMITS, help="For a request to be answered."),

@@ -34,7 +34,8 @@ class Limits:
 
     Whoever has its whole body is cancelled when its client goes, when its time is over, or when the server drains for
     too long; so are, with it, the engine's requests whose answers it hands on. An answer that waits for a slow reader
-    is kept: pieces of it in the engine's outbox, at most its own length, and 64 KiB in the socket.
+    is kept: pieces of it in its call's outbox, at most its own length, and 64 KiB in the socket. One that reads nothing
+    for `send_timeout_s` is disconnected.
     """
 
     def __init__(self, app: ASGIApp, config: ServeConfig, gate: Gate) -> None:

@@ -170,10 +170,7 @@ class Server(uvicorn.Server):
             ServerError: somebody else listens there by now.
         """
         self.config.load()
-        connection_type = bounded(
-            self.config.http_protocol_class, self._own_config.max_connections, self._own_config.receive_timeout_s
-        )
-        self.config.http_protocol_class = connection_type
+        self.config.http_protocol_class = bounded(self.config.http_protocol_class, self._own_config)
         with listener:
             host, port = listener.getsockname()[:2]
             try:

@@ -37,6 +37,7 @@ class ServeConfig:
         max_upload_bytes: of one to /v1/files, which goes to disk as it comes.
         max_json_depth: of arrays and objects inside one another in a body.
         receive_timeout_s: a client has sent its whole request by then.
+        send_timeout_s: a client whose answer waits to be sent has read on by then.
         request_timeout_s: a request is answered whole by then; None is never.
         drain_s: on a signal to end, requests that run have so long to end by themselves.
         stall_s: an engine that has work and finishes no step for so long is not healthy.
@@ -69,6 +70,7 @@ class ServeConfig:
     max_upload_bytes: int = 256 << 20
     max_json_depth: int = 64
     receive_timeout_s: float = 60.0
+    send_timeout_s: float = 60.0
     request_timeout_s: float | None = 3600.0
     drain_s: float = 30.0
     stall_s: float = 120.0
@@ -139,7 +141,7 @@ class ServeConfig:
         for name in ("max_connections", "max_concurrent_requests", "max_body_bytes", "max_upload_bytes"):
             rules[name] = (is_int(getattr(self, name), 1), "an int of 1 at least")
         rules["max_json_depth"] = (is_int(self.max_json_depth, 1, MAX_JSON_DEPTH), f"an int of 1 .. {MAX_JSON_DEPTH}")
-        for name in ("receive_timeout_s", "stall_s"):
+        for name in ("receive_timeout_s", "send_timeout_s", "stall_s"):
             rules[name] = (is_real(getattr(self, name), *SECONDS), "a number of seconds above 0")
         rules["drain_s"] = (is_real(self.drain_s, 0, SECONDS[1]), "a number of seconds, 0 at least")
         return rules

@@ -28,6 +28,7 @@ from tests.serve.ops.harness import (
 from turbojax.serve import limits, openai_errors
 from turbojax.serve.gate import Gate
 from turbojax.serve.limits import MAX_CONTAINERS
+from turbojax.serve.server import background_server
 from turbojax.serve.settings import ServeConfig
 
 MANY_TOKENS = COMPLETION | {"max_tokens": 250}
@@ -51,6 +52,18 @@ def routes(**config) -> FastAPI:
             await asyncio.Event().wait()
         finally:
             app.state.left.set()
+
+    @app.get("/flood")
+    async def flood() -> StreamingResponse:
+        async def pieces():
+            try:
+                while True:
+                    yield b"x" * 65536
+                    await asyncio.sleep(0)  # as an engine's stream waits now and then: sending alone may never wait
+            finally:
+                app.state.left.set()
+
+        return StreamingResponse(pieces())
 
     @app.post("/begin/{kind}")
     async def begin(kind: str) -> StreamingResponse:
@@ -225,3 +238,30 @@ def test_a_client_that_leaves_before_its_body_is_there_leaves_nothing():
         wait_for(lambda: app.state.gate.num_visits == 0)
         assert not app.state.left.is_set()
         assert client.post("/echo", content=b"1").json() == 1
+
+
+def test_a_client_that_does_not_read_is_disconnected():
+    app = routes()
+    config = ServeConfig(server_port=0, send_timeout_s=0.2)
+    with (
+        background_server(app, config) as url,
+        closing(socket.create_connection(address_of(url), timeout=20)) as connection,
+    ):
+        connection.sendall(b"GET /flood HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert app.state.left.wait(20)
+        wait_for(lambda: app.state.gate.num_visits == 0)
+
+
+def test_a_client_that_reads_slowly_is_not():
+    app = routes()
+    config = ServeConfig(server_port=0, send_timeout_s=5)
+    with (
+        background_server(app, config) as url,
+        closing(socket.create_connection(address_of(url), timeout=20)) as connection,
+    ):
+        connection.sendall(b"GET /flood HTTP/1.1\r\nHost: a\r\n\r\n")
+        num_bytes = 0
+        while num_bytes < 32 << 20:  # more than all buffers hold, so that it was kept waiting again and again
+            num_bytes += len(connection.recv(65536))
+        assert not app.state.left.is_set()
+    assert app.state.left.wait(20)

@@ -22,6 +22,7 @@ from turbojax.serve.settings import ServeConfig
         ("max_upload_bytes", -1),
         ("max_json_depth", 10_000),
         ("receive_timeout_s", 0),
+        ("send_timeout_s", "60"),
         ("request_timeout_s", float("nan")),
         ("stall_s", float("inf")),
         ("drain_s", -1),
