@@ -14,7 +14,7 @@ FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
 )  # fmt: skip
-WAIT_MS = 10_000
+WAIT_MS = 30_000
 
 
 @pytest.fixture(scope="session")

@@ -34,7 +34,7 @@ def calls(name: str, *arguments: str):
 
 
 def eventually(page, condition, what: str) -> None:
-    for _ in range(200):
+    for _ in range(1000):
         if condition():
             return
         page.wait_for_timeout(25)
