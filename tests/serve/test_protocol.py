@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import typing
+from pathlib import Path
 
 import pytest
 from openai.types import completion_create_params, embedding_create_params
 from openai.types.chat import completion_create_params as chat_create_params
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, WrapValidator
 
 from tests.serve.harness import MODEL_NAME, fake_pipeline, service_on
 from turbojax.configs import GenerationConfig
@@ -21,6 +22,7 @@ from turbojax.errors import (
     QueueFullError,
     RequestError,
 )  # fmt: skip
+from turbojax.serve.app import create_app
 from turbojax.serve.generation import SAME, generation_config, naming
 from turbojax.serve.openai_errors import ApiError, parsed, to_api_error
 from turbojax.serve.protocol.chat import ChatRequest
@@ -184,3 +186,13 @@ def test_the_document_says_what_is_accepted():
     assert schema["additionalProperties"] is False
     assert schema["properties"]["store"]["anyOf"][0]["const"] is False
     assert schema["properties"]["temperature"]["anyOf"][0]["maximum"] == 2
+
+
+def test_the_page_on_serving_names_every_field_and_route(service):
+    page = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
+    fields = ChatRequest.model_fields | CompletionRequest.model_fields
+    refused = {name for name, field in fields.items() if any(isinstance(m, WrapValidator) for m in field.metadata)}
+    assert {"store", "suffix", "metadata"} <= refused
+    assert [name for name in fields if name not in refused and f"`{name}" not in page] == []
+    routes = {path for path in create_app(service).openapi()["paths"] if path.startswith("/v1")}
+    assert [path for path in routes if path.split("{")[0].rstrip("/") not in page and "/batches" not in path] == []
