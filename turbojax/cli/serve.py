@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated
 
 import typer
 
@@ -16,8 +16,6 @@ from turbojax.configs import EngineConfig
 from turbojax.errors import MissingExtraError
 from turbojax.hub import DEFAULT_FILE
 from turbojax.serve.settings import ServeConfig
-
-Config = TypeVar("Config", ServeConfig, EngineConfig)
 
 serve = typer.Typer(name="serve", help="Serve models over HTTP.", no_args_is_help=True)
 serve.command()(proxy)
@@ -73,18 +71,8 @@ def api_server(
     """
     given = {name: value for name, value in locals().items() if value is not None and value != []}
     # Which steps a server will run is not known: where compiling is slow, all of them come before the first request.
-    engine = dataclasses.replace(config_of(EngineConfig, given), compile_ahead=None)
-    run(model, engine, config_of(ServeConfig, given))
-
-
-def config_of(kind: type[Config], given: dict[str, Any]) -> Config:
-    """A config of the fields that are given, by name.
-
-    Raises:
-        ConfigError: one is out of range.
-    """
-    names = {field.name for field in dataclasses.fields(kind)}
-    return kind(**{name: value for name, value in given.items() if name in names})
+    engine = dataclasses.replace(of.config_of(EngineConfig, given), compile_ahead=None)
+    run(model, engine, of.config_of(ServeConfig, given))
 
 
 def run(model: str | None, engine: EngineConfig, config: ServeConfig) -> None:

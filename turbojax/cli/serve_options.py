@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import dataclasses
+from typing import Annotated, Any, TypeVar
 
 import typer
 
+Config = TypeVar("Config")
 _ENGINE, _CHAT, _LIMITS, _ACCESS, _LOG, _BATCHES = "Engine", "Chats", "Limits", "Access", "Log", "Batches"
 
 
@@ -107,3 +109,13 @@ BatchConcurrency = Annotated[
 BatchPriority = Annotated[
     int | None, typer.Option(rich_help_panel=_BATCHES, help="Of their requests; lower ones are served first.")
 ]
+
+
+def config_of(kind: type[Config], given: dict[str, Any]) -> Config:
+    """A config of the fields that are given, by name.
+
+    Raises:
+        ConfigError: one is out of range.
+    """
+    names = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    return kind(**{name: value for name, value in given.items() if name in names})

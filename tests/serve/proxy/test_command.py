@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import os
 import re
 import signal
@@ -18,7 +20,11 @@ from typer.testing import CliRunner
 
 from tests.serve.proxy.fake_node import WAIT_S, Gate, wait_until
 from tests.serve.proxy.harness import BODY, CHAT
+from turbojax.cli import serve_proxy
 from turbojax.cli.app import app
+from turbojax.cli.serve_options import config_of
+from turbojax.serve.proxy.settings import ProxyConfig
+from turbojax.serve.settings import ServeConfig
 
 ROOT = Path(__file__).parents[3]
 
@@ -31,7 +37,7 @@ def process(*arguments: str, **environment: str) -> Iterator[tuple[subprocess.Po
     assert running.stderr is not None
     try:
         lines: list[str] = []
-        while not (found := re.search(r"nodes behind (http://\S+)/v1", lines[-1] if lines else "")):
+        while not (found := re.search(r"nodes are behind (http://\S+)/v1", lines[-1] if lines else "")):
             lines.append(running.stderr.readline())
             assert lines[-1], "".join(lines)
         with httpx.Client(base_url=found[1], timeout=WAIT_S, trust_env=False, verify=False) as client:
@@ -68,6 +74,23 @@ def test_a_signal_lets_streams_end(two):
             assert b"".join(pieces) == b"data: [DONE]\n\n"
         assert running.wait(WAIT_S) == 0
     assert {received.headers["authorization"] for node in two for received in node.received} == {"Bearer of-the-nodes"}
+
+
+def test_every_field_has_an_option_and_options_reach_their_configs(monkeypatch):
+    calls = []
+    monkeypatch.setattr(serve_proxy, "run", lambda *args: calls.append(args))
+    known = inspect.signature(serve_proxy.proxy).parameters.keys()
+    assert {field.name for field in dataclasses.fields(ProxyConfig)} - {"server"} <= known
+    # What is of a model, of its engine or of batches has no meaning here.
+    foreign = {"model_name", "max_upload_bytes", "stall_s", "chat_template", "tool_call_parser", "reasoning_parser"}
+    own = {field.name for field in dataclasses.fields(ServeConfig) if "batch" not in field.name} - foreign
+    assert own <= known
+    words = "--node http://a --node http://b/v1 --max-tries 5 --api-key a-clients-key --idle-timeout-s 7 --drain-s 1"
+    assert CliRunner().invoke(app, ["serve", "proxy", *words.split()]).exit_code == 0
+    server, given = calls[0]
+    assert server == ServeConfig(server_port=8000, api_keys=("a-clients-key",), drain_s=1.0)
+    config = config_of(ProxyConfig, given)
+    assert (config.nodes, config.max_tries, config.idle_timeout_s) == (("http://a", "http://b"), 5, 7.0)
 
 
 @pytest.mark.parametrize(

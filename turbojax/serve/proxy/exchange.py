@@ -165,11 +165,11 @@ class Exchange:
     ) -> None:
         loop, idle_s, end = asyncio.get_running_loop(), self._proxy.config.idle_timeout_s, b""
         while chunk:
+            # Until the client has taken this piece and the node has sent the next: moving it takes some microseconds.
             self._awaits_client = True
             limit.reschedule(loop.time() + idle_s)
             await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
             self._awaits_client = False
-            limit.reschedule(loop.time() + idle_s)
             if self._is_event_stream:
                 lease.generated(chunk.count(b"\n\n") or chunk.count(b"\r\n\r\n"))  # about a token an event
             else:
