@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import queue
 import weakref
@@ -21,6 +20,7 @@ from turbojax.engine.response import Response
 from turbojax.engine.scheduler import Scheduler
 from turbojax.errors import InvalidPromptError, RequestError
 from turbojax.generation import model_defaults
+from turbojax.outbox import Outbox
 from turbojax.postbox import Postbox
 from turbojax.prompts import Prompt, as_list, is_int, is_one_prompt
 from turbojax.request_builder import GenConfigs, Prompts, RequestBuilder
@@ -161,21 +161,21 @@ class Pipeline:
     def astream_infer(
         self, prompts: Prompts, gen_config: GenConfigs = None, *, do_preprocess: bool = True
     ) -> AsyncGenerator[Response, None]:
-        """The async twin of `stream_infer`; a cancelled task cancels its requests."""
+        """The twin of `stream_infer`: what came of an answer since its task last looked is one piece."""
         return self._astream(prompts, gen_config, do_preprocess)
 
     async def _astream(
         self, prompts: Prompts, gen_config: GenConfigs, do_preprocess: bool, *, whole: bool = False
     ) -> AsyncGenerator[Response, None]:
-        postbox, outbox = Postbox.here(), asyncio.Queue[Response]()
-        deliver = functools.partial(postbox.post, outbox.put_nowait)
+        postbox, outbox = Postbox.here(), Outbox()
+        deliver = functools.partial(postbox.post, outbox.put)
         requests = self._builder.requests(prompts, gen_config, deliver, do_preprocess=do_preprocess, whole=whole)
         call = Call(self._loop, requests)
         try:
             while not call.is_done:
-                piece = await outbox.get()
-                call.hear(piece)
-                yield piece
+                for piece in await outbox.take():
+                    call.hear(piece)
+                    yield piece
         finally:
             call.cancel()
 
