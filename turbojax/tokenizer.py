@@ -68,8 +68,17 @@ class Tokenizer:
         return Tokenizer(self._inner, chat_template)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text, with the start token where the model wants one."""
-        return self._inner.encode(text, add_special_tokens=add_special_tokens)
+        """Token ids of a text, with the start token where the model wants one.
+
+        Raises:
+            InvalidPromptError: it has half a surrogate pair, which JSON can name and no tokenizer takes.
+        """
+        try:
+            return self._inner.encode(text, add_special_tokens=add_special_tokens)
+        except (TypeError, UnicodeError) as error:
+            if text.isascii():
+                raise
+            raise InvalidPromptError("the text has half a surrogate pair, which is no character") from error
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of token ids, as it is: spaces before punctuation stay."""

@@ -168,3 +168,22 @@ def test_a_request_says_what_is_wrong_with_it(fake):
     status, error = refusal(fake, prompt=[1] * 500)
     assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt")
     assert refusal(fake, suffix="end")[1]["code"] == "unsupported_parameter"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/completions", r'{"model": "tiny", "prompt": "a\ud800"}', "prompt"),
+        ("/v1/completions", r'{"model": "ti\ud800ny", "prompt": "a"}', "model"),
+        ("/v1/completions", r'{"model": "tiny", "prompt": ["a", "\udc00"]}', "prompt[1]"),
+        ("/v1/completions", r'{"model": "tiny", "prompt": "a", "stop": "\ud800"}', "stop"),
+        ("/v1/completions", r'{"model": "tiny", "prompt": "a", "temperature": NaN}', "temperature"),
+        ("/tokenize", r'{"prompt": "a\ud800"}', "prompt"),
+        ("/v1/completions", r'{"model": "tiny", "prompt": ', None),
+    ],
+)
+def test_what_json_can_say_and_nobody_can_read_is_refused(tiny, path, body, param):
+    """Half a surrogate pair is none of UTF-8's characters, and NaN no number."""
+    response = tiny.post(path, content=body.encode(), headers={"Content-Type": "application/json"})
+    assert response.status_code in (400, 404), response.text
+    assert response.json()["error"]["param"] == param

@@ -56,7 +56,13 @@ class ApiError(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+        """Half a character, which JSON can have and UTF-8 cannot, comes back as \\ud800."""
+        told = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        return {"error": {name: text and written(text) for name, text in told.items()}}
+
+
+def written(text: str) -> str:
+    return text.encode(errors="backslashreplace").decode()
 
 
 def to_api_error(error: BaseException) -> ApiError:
@@ -101,8 +107,8 @@ def parsed(kind: type[Body], body: Any) -> Body:
 def validation_error(errors: Sequence[Any], body: Any) -> ApiError:
     """The first thing that is wrong with a body, in words of all the forms that the place may have."""
     field = place_of(errors[0])[:1]
-    # Of alternatives, the one that fits best: it fails at the deepest place.
-    wrong = max((e for e in errors if place_of(e)[:1] == field), key=lambda e: depth_of(path_of(e, body)))
+    # Of alternatives, the one that fits best: it fails at the deepest place, and the last of these.
+    wrong = max((e for e in errors if place_of(e)[:1] == field), key=lambda e: depth_of(e, body))
     param = path_of(wrong, body)
     match wrong["type"]:
         case "json_invalid":
@@ -121,8 +127,10 @@ def place_of(error: Any) -> list[str | int]:
     return [part for part in error["loc"] if part != "body"]
 
 
-def depth_of(path: str | None) -> int:
-    return -1 if path is None else path.count(".") + path.count("[")
+def depth_of(error: Any, body: Any) -> tuple[int, list[int]]:
+    path = path_of(error, body)
+    depth = -1 if path is None else path.count(".") + path.count("[")
+    return depth, [part for part in place_of(error) if isinstance(part, int)]
 
 
 def path_of(error: Any, body: Any) -> str | None:

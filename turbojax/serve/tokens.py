@@ -25,7 +25,7 @@ ServiceArg = Annotated[Service, Depends(service_of)]
 async def tokenize(body: TokenizeText | TokenizeChat, service: ServiceArg) -> Tokenized:
     """Token ids of a text or of a conversation."""
     tokenizer = checked(service, body.model)
-    with naming("messages"):
+    with naming("prompt" if isinstance(body, TokenizeText) else "messages"):
         ids = await asyncio.to_thread(encode, service, tokenizer, body)
     names = [service.token_texts.name_of(token) for token in ids] if body.return_token_strs else None
     return Tokenized(count=len(ids), max_model_len=service.pipe.session_len, tokens=ids, token_strs=names)
