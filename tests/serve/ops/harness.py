@@ -29,10 +29,10 @@ COMPLETION = {"model": "tiny", "prompt": [1, 2, 3], "max_tokens": 8, "temperatur
 PAGE_LEN, NUM_PAGES = 4, 400
 
 
-def wait_for(condition: Callable[[], Any], what: str = "nothing came of it") -> None:
-    deadline = time.monotonic() + 20
+def wait_for(condition: Callable[[], Any], at_most_s: float = 20) -> None:
+    deadline = time.monotonic() + at_most_s
     while not condition():
-        assert time.monotonic() < deadline, what
+        assert time.monotonic() < deadline, "nothing came of it"
         time.sleep(0.002)
 
 
