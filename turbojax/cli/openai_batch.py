@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import logging
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -68,7 +70,8 @@ def run_openai_batch(model: str | None, config: EngineConfig, source: Path, targ
             # On a GPU a run of many lines should not stop to compile in the middle.
             with session.open_pipeline(model, dataclasses.replace(config, compile_ahead=None)) as pipe, progress:
                 service = Service(pipe, ServeConfig(), default_name(model))
-                asyncio.run(answer_lines(service, source, results, progress))
+                with quiet_log():
+                    asyncio.run(answer_lines(service, source, results, progress))
         except ExceptionGroup as error:
             raise root_of(error) from error
         except KeyboardInterrupt:
@@ -77,6 +80,18 @@ def run_openai_batch(model: str | None, config: EngineConfig, source: Path, targ
     if progress.num_failed:
         say(f"{progress.num_failed} lines failed: see {target}; the same command tries them again", style="red")
         raise typer.Exit(1)
+
+
+@contextmanager
+def quiet_log() -> Iterator[None]:
+    """Without the line that a server logs for each answer."""
+    log = logging.getLogger("turbojax.serve")
+    level = log.level
+    log.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
 
 
 async def answer_lines(service: Service, source: Path, results: RecordFile[str], progress: LineProgress) -> None:
