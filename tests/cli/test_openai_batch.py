@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import signal
 from contextlib import contextmanager
 
 import openai
@@ -24,7 +25,7 @@ def opened(run, monkeypatch):
 
     @contextmanager
     def open_pipeline(model, config):
-        with fake_pipeline() as pipe:
+        with session.shown_log(), fake_pipeline() as pipe:
             pipes.append(pipe)
             yield pipe
             assert wait_until_idle(pipe), "something leaked"
@@ -61,6 +62,7 @@ def test_chats_and_completions_are_answered(batch, files):
     result = batch()
     assert result.exit_code == 0, result.output
     assert result.stdout == ""
+    assert "generation" not in result.stderr
     got = found(files)
     assert got.keys() == {"a", "b"}
     answer = openai.types.chat.ChatCompletion.model_validate(got["a"]["response"]["body"])
@@ -110,7 +112,7 @@ def test_ctrl_c_keeps_what_was_answered(batch, files, monkeypatch):
 
     async def interrupted(service, url, body, priority):
         if len(answered) == 3:
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGINT)
         answered.append(body)
         result = await real(service, url, body, priority)
         await asyncio.sleep(0)
