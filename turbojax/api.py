@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 import queue
 import weakref
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence
@@ -16,6 +17,7 @@ from turbojax.conversation import Conversation
 from turbojax.engine.loop import EngineLoop
 from turbojax.engine.metrics import EngineMetrics, EngineStatus
 from turbojax.engine.plan import Runner
+from turbojax.engine.replicas import Replicas
 from turbojax.engine.response import Response
 from turbojax.engine.scheduler import Scheduler
 from turbojax.errors import InvalidPromptError, RequestError
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class Pipeline:
-    """Generates for prompts on one engine. Safe to call from several threads; close it, or use it as a context.
+    """Generates for prompts on an engine, or on several alike. Threads may share it; close it, or use it as a context.
 
     A call takes one prompt (a text, chat messages, token ids) or a list of them, and one GenerationConfig or one for
     each prompt. If any prompt of a call is invalid, the call raises before anything starts; what fails later comes as
@@ -52,9 +54,15 @@ class Pipeline:
         defaults: Mapping[str, Any] | None = None,
         processors: Mapping[str, LogitsProcessor] | None = None,
         memory: MemoryPlan | None = None,
+        replicas: Sequence[tuple[Runner, Scheduler]] = (),
     ) -> None:
-        """`defaults` are the model's own sampling values (see `turbojax.generation.model_defaults`)."""
+        """Takes the parts of an engine.
+
+        `defaults` are the model's own sampling values (see `turbojax.generation.model_defaults`), `replicas` the parts
+        of further engines of the same config.
+        """
         self._scheduler, self._tokenizer = scheduler, tokenizer
+        self._schedulers = [scheduler, *(other for _, other in replicas)]
         self._builder = RequestBuilder(
             scheduler, tokenizer, vocab_size=vocab_size, eos_ids=eos_ids, defaults=defaults or {},
             processors=processors or {},
@@ -62,7 +70,8 @@ class Pipeline:
         self._vocab_size, self._eos_ids = vocab_size, tuple(eos_ids)
         self.sampling_defaults = dict(defaults or {})  # those fields of GenerationConfig that the model recommends
         self.memory = memory  # what weights, KV pool and steps take, of a pipeline on a device
-        self._loop = EngineLoop(scheduler, runner)
+        loops = [EngineLoop(scheduler, runner) for runner, scheduler in ((runner, scheduler), *replicas)]
+        self._loop = Replicas(loops) if replicas else loops[0]
         # The engine's thread would keep the weights of a pipeline that was dropped without being closed.
         self._finalizer = weakref.finalize(self, self._loop.close)
 
@@ -83,12 +92,12 @@ class Pipeline:
     @property
     def max_batch_size(self) -> int:
         """Sequences that run at once."""
-        return self._scheduler.config.num_slots
+        return sum(scheduler.config.num_slots for scheduler in self._schedulers)
 
     @property
     def metrics(self) -> EngineMetrics:
-        """What the engine has counted so far."""
-        return self._scheduler.metrics
+        """What the engine has counted so far; of several, all of them together until now."""
+        return functools.reduce(operator.add, [scheduler.metrics for scheduler in self._schedulers])
 
     @property
     def status(self) -> EngineStatus:
@@ -280,7 +289,7 @@ def pipeline(model: str | Path | Model | None = None, backend_config: EngineConf
     Raises:
         TurbojaxError, CheckpointError: one line that says what is wrong with the model or the config.
     """
-    from turbojax.assembly import assemble, eos_ids
+    from turbojax.assembly import assemble, assemble_replicas, eos_ids
     from turbojax.hub import resolve_model
     from turbojax.models.model import Model
     from turbojax.tokenizer import load_tokenizer
@@ -296,4 +305,5 @@ def pipeline(model: str | Path | Model | None = None, backend_config: EngineConf
         defaults=model_defaults(parts.model.generation_config),
         processors=config.logits_processors,
         memory=parts.memory,
+        replicas=[(other.runner, other.scheduler) for other in assemble_replicas(parts, config)],
     )

@@ -36,6 +36,7 @@ from turbojax.models.spec import ModelSpec
 from turbojax.program_cache import use_compilation_cache
 from turbojax.progress import progress
 from turbojax.runner import JaxRunner
+from turbojax.sharding import HERE, Placement, device_bytes, placements
 
 # Short prompts on a CPU should not pay for rows of padding; on a GPU 128 rows take as long as fewer.
 MIN_PREFILL_TOKENS, MIN_PREFILL_TOKENS_ON_GPU = 32, 128
@@ -69,18 +70,26 @@ def tree_bytes(tree: Any) -> int:
 
 
 def assemble(source: Path | Model, config: EngineConfig) -> EngineParts:
-    """Loads a model, or takes one that is in memory, and makes its engine.
+    """Loads a model, or takes one that is in memory, and makes its engine, on the first devices.
 
     Raises:
         CheckpointError, ModelConfigError: see `load_model`.
+        ConfigError: there are fewer devices than `tp` and `dp` ask for, or `tp` does not fit the model.
         OutOfMemoryError: the pool does not fit.
     """
+    [first, *_] = placements(config.tp, config.dp)
     use_compilation_cache()
     if isinstance(source, Model):
         return assemble_model(as_configured(source, config), config)
     with progress_bar(f"loading {source.name}", total=1) as advance:
-        model = open_model(source, config, advance)
+        model = open_model(source, config, advance, first)
     return assemble_model(model, config)
+
+
+def assemble_replicas(parts: EngineParts, config: EngineConfig) -> list[EngineParts]:
+    """The other engines of `config.dp`, each with a copy of the first one's weights, device to device."""
+    others = placements(config.tp, config.dp)[1:]
+    return [assemble_model(moved(parts.model, placement), config) for placement in others]
 
 
 def assemble_model(model: Model, config: EngineConfig) -> EngineParts:
@@ -93,7 +102,7 @@ def assemble_model(model: Model, config: EngineConfig) -> EngineParts:
     (limits, buckets), metrics = limits_of(config, model.spec), EngineMetrics()
     executables, memory = plan_engine(model, config, limits, buckets, metrics)
     log.info("%s", memory.table())
-    make_state = jax.jit(state_maker(model.spec, config, limits, buckets, memory.num_pages))
+    make_state = on_devices(model.placement, state_maker(model.spec, config, limits, buckets, memory.num_pages))
     try:
         runner = JaxRunner(executables, make_state, debug=config.debug)
     except jax.errors.JaxRuntimeError as error:  # another process has taken what was free when it was planned
@@ -183,16 +192,16 @@ def plan_engine(
         OutOfMemoryError: the pool does not fit.
     """
     workspace = estimate_workspace(model.spec, buckets, limits.session_len)
-    maker = functools.partial(state_maker, model.spec, config, limits, buckets)
+    maker, placement = functools.partial(state_maker, model.spec, config, limits, buckets), model.placement
     smallest = jax.eval_shape(maker(1))
     while True:
         memory = plan_memory(
-            model.spec, tree_bytes(model.weights), workspace, page_len=config.cache_block_seq_len,
+            model.spec, device_bytes(model.weights), workspace, page_len=config.cache_block_seq_len,
             max_batch_size=limits.num_slots, max_len=limits.session_len, share=config.cache_max_entry_count,
-            slot_bytes=tree_bytes((smallest.slots, smallest.hidden)),
+            slot_bytes=tree_bytes((smallest.slots, smallest.hidden)), placement=placement,
         )  # fmt: skip
-        state = jax.eval_shape(maker(memory.num_pages))
-        executables = Executables(model.weights, state, buckets, metrics, config.logits_processors)
+        state = jax.eval_shape(on_devices(placement, maker(memory.num_pages)))
+        executables = Executables(model.weights, state, buckets, metrics, config.logits_processors, placement)
         if not (backend.on_gpu() if config.compile_ahead is None else config.compile_ahead):
             return executables, memory
         with progress_bar("compiling", total=buckets.num_programs) as advance:
@@ -205,7 +214,21 @@ def plan_engine(
         workspace = memory.workspace_bytes
 
 
-def open_model(path: Path, config: EngineConfig, advance: Callable[[float], None]) -> Model:
+def moved(model: Model, placement: Placement) -> Model:
+    """The model on other devices, as many as it is on."""
+    return replace(model, weights=placement.copied(model.weights), placement=placement)
+
+
+def on_devices(placement: Placement, make: Callable[[], EngineState]) -> Any:
+    """A jitted maker of a state that lies on all devices of a placement."""
+    if placement.num_shards > 1:
+        return jax.jit(placement.spread(make))
+    return jax.jit(make, out_shardings=placement.whole)
+
+
+def open_model(
+    path: Path, config: EngineConfig, advance: Callable[[float], None], placement: Placement = HERE
+) -> Model:
     """A checkpoint of any kind as a model, packed where kernels will read it; `advance` hears the shares loaded.
 
     Raises:
@@ -214,13 +237,13 @@ def open_model(path: Path, config: EngineConfig, advance: Callable[[float], None
     if is_native(path):
         from turbojax.models.native import load_native_model  # with orbax, which few other starts need
 
-        model = load_native_model(path)
+        model = load_native_model(path, placement=placement)
         advance(1)
         return as_configured(model, config)
     config = with_kv_policy(config, read_kv_policy(path))
     model = load_model(
         path, dtype=config.dtype, kv_bits=config.kv_bits, kv_hadamard=bool(config.kv_hadamard),
-        model_format=config.model_format, pack=backend.on_gpu(), progress=advance,
+        model_format=config.model_format, pack=backend.on_gpu(), placement=placement, progress=advance,
     )  # fmt: skip
     return with_k_scale(model, read_k_scale(path))
 
@@ -229,11 +252,15 @@ def as_configured(model: Model, config: EngineConfig) -> Model:
     """A model that is loaded already, with the KV precision that the config asks for, packed where kernels read it.
 
     Raises:
-        ConfigError: its weights have another dtype, or a model_format is given, which only files have.
+        ConfigError: its weights have another dtype or lie on another number of devices, or a model_format is given,
+            which only files have.
     """
     from turbojax.models.native import with_kv_bits
 
-    name = model.path.name
+    name, num_shards = model.path.name, model.placement.num_shards
+    if config.tp != num_shards:
+        accepted = f"{num_shards}: the weights of {name} are cut for so many devices"
+        raise ConfigError("EngineConfig", "tp", config.tp, accepted)
     if config.dtype not in ("auto", model.spec.dtype):
         accepted = f"auto or {model.spec.dtype}, which the weights of {name} have"
         raise ConfigError("EngineConfig", "dtype", config.dtype, accepted)
@@ -242,7 +269,9 @@ def as_configured(model: Model, config: EngineConfig) -> Model:
         raise ConfigError("EngineConfig", "model_format", config.model_format, accepted)
     config = with_kv_policy(config, policy_in(model.config, model.path))
     model = with_kv_bits(model, config.kv_bits, bool(config.kv_hadamard))
-    return replace(model, weights=jax.device_put(pack_weights(model.weights))) if backend.on_gpu() else model
+    if num_shards > 1 or not backend.on_gpu():
+        return model
+    return replace(model, weights=jax.device_put(pack_weights(model.weights)))
 
 
 def eos_ids(model_config: Mapping[str, Any], generation_config: Mapping[str, Any]) -> tuple[int, ...]:

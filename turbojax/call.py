@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from turbojax.engine.loop import EngineLoop
+from turbojax.engine.replicas import Replicas
 from turbojax.engine.request import Request
 from turbojax.engine.response import Response
 
@@ -15,7 +16,7 @@ Requests = Mapping[tuple[int, int], Request]
 class Call:
     """Requests that an engine has: whoever hears a piece of them says so, and may cancel what has not ended."""
 
-    def __init__(self, loop: EngineLoop, requests: Requests) -> None:
+    def __init__(self, loop: EngineLoop | Replicas, requests: Requests) -> None:
         """Hands all of them over, or none.
 
         Raises:

@@ -56,6 +56,9 @@ class EngineConfig:
         logits_processors: what requests can name as their processor of logits, by name; compiled into the steps.
         debug: an error of numerics names the first layer whose output is not finite, and page numbers are checked
             before each step.
+        tp: devices that the model is cut between; they run every step together.
+        dp: engines side by side, of `tp` devices each, with weights, KV pool, `max_batch_size` and `max_queue_len` of
+            their own; a request runs on the one that has the fewest.
 
     Raises:
         ConfigError: a field is out of range or contradicts another.
@@ -80,6 +83,8 @@ class EngineConfig:
     compile_ahead: bool | None = False
     logits_processors: Mapping[str, LogitsProcessor] = field(default_factory=dict)
     debug: bool = False
+    tp: int = 1
+    dp: int = 1
 
     def __post_init__(self) -> None:
         if self.kv_policy is not None:
@@ -122,6 +127,8 @@ class EngineConfig:
                 "LogitsProcessor objects by name",
             ),
             "debug": (isinstance(self.debug, bool), "True or False"),
+            "tp": (is_int(self.tp, 1), "an int >= 1: devices of an engine"),
+            "dp": (is_int(self.dp, 1), "an int >= 1: engines"),
         }
         check("EngineConfig", self, rules)
         if self.kv_policy is not None and not self._leaves_bits_open:

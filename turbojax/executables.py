@@ -21,6 +21,7 @@ from turbojax.engine.metrics import EngineMetrics
 from turbojax.engine.plan import MAX_LOGPROBS, StepPlan
 from turbojax.processors import LogitsProcessor
 from turbojax.program_cache import ProgramCache, jax_cache_hits
+from turbojax.sharding import HERE, Placement
 
 JOIN, JOIN_RULES, COPY_PAGES = "join", "join_rules", "copy_pages"  # buckets.NUM_OTHER_PROGRAMS
 # XLA compiles a program on one thread for most of its time; more threads than this only compete for memory.
@@ -43,34 +44,35 @@ class Executables:
         buckets: Buckets,
         metrics: EngineMetrics,
         processors: Mapping[str, LogitsProcessor] | None = None,
+        placement: Placement = HERE,
     ) -> None:
-        """`state` needs no values, only shapes (`jax.eval_shape`)."""
-        self.weights, self.buckets, self.metrics = weights, buckets, metrics
+        """`state` needs no values, only shapes (`jax.eval_shape`), over all devices of the placement."""
+        self.weights, self.buckets, self.metrics, self.placement = weights, buckets, metrics, placement
         self.processors = dict(processors or {})
         self.batches = Batches.of(state, tuple(self.processors))
-        self._state = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), state)
+        self._state = placement.abstract(state)
         self._programs: dict[Hashable, Any] = {}
-        self._cache = ProgramCache.of(weights, self._state)
+        self._cache = ProgramCache.of(weights, self._state, devices=placement.devices)
         self.is_complete = False
-        donated = functools.partial(jax.jit, donate_argnames="state")
-        self._join, self._rules = donated(self._counted(join)), donated(self._counted(join_rules))
-        self._copy = donated(self._counted(copy_pages))
-        self._decode = donated(self._counted(steps.decode), static_argnames=("num_steps", "table_len"))
-        self._forward, self._pick = donated(self._counted(split.forward_rows)), donated(self._counted(split.pick))
-        self._tile = donated(self._counted(split.forward_tile))
+        self._join, self._rules = self._jitted(join), self._jitted(join_rules)
+        self._copy = self._jitted(copy_pages)
+        self._decode = self._jitted(steps.decode, 1, static_argnames=("num_steps", "table_len"))
+        self._forward, self._pick = self._jitted(split.forward_rows), self._jitted(split.pick, 1)
+        self._tile = self._jitted(split.forward_tile)
         functions = tuple(self.processors.values())
         processed = functools.partial(split.pick_processed, num_logprobs=MAX_LOGPROBS, processors=functions)
-        self._pick_processed = donated(self._counted(processed))
+        self._pick_processed = self._jitted(processed, 2)
 
-    def _counted(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        metrics = self.metrics
+    def _jitted(self, step: Callable[..., Any], num_outputs: int = 0, **options: Any) -> Any:
+        """A step on all devices, its state donated, that counts its traces; see `Placement.spread`."""
+        metrics, spread = self.metrics, self.placement.spread(step, num_outputs)
 
         @functools.wraps(step)
         def traced(*args: Any, **kwargs: Any) -> Any:
             metrics.num_traces += 1
-            return step(*args, **kwargs)
+            return spread(*args, **kwargs)
 
-        return traced
+        return jax.jit(traced, donate_argnames="state", **options)
 
     # -- programs -----------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from pallas_kernels.paged_attention.scratch import MAX_COPY_BYTES
 from turbojax.buckets import Buckets
 from turbojax.errors import OutOfMemoryError
 from turbojax.models.spec import LayerSpec, LinearSpec, ModelSpec
+from turbojax.sharding import HERE, Placement
 
 # A CPU shares its memory with everything else: without an explicit number of pages the pool takes at most this.
 CPU_POOL_LIMIT_BYTES = 1 << 30
@@ -42,7 +43,7 @@ class LayerBytes:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Bytes of weights, pool and workspace against what the device has free.
+    """Bytes of weights, pool and workspace against what the device has free; of a mesh, those of each device.
 
     Attributes:
         weight_bytes: of the loaded weights.
@@ -81,6 +82,10 @@ class MemoryPlan:
     def left_bytes(self) -> int:
         """Nobody's; negative where pool and workspace do not fit."""
         return self.free_bytes - self.pool_bytes - self.slot_bytes - self.workspace_bytes
+
+    def limited(self, num_pages: int) -> MemoryPlan:
+        """With a pool of at most so many pages: what every process has room for."""
+        return replace(self, num_pages=min(self.num_pages, num_pages))
 
     def measured(self, workspace_bytes: int) -> MemoryPlan:
         """The same pool beside the workspace that the compiled steps need."""
@@ -124,9 +129,9 @@ def layer_bytes(spec: ModelSpec) -> tuple[LayerBytes, ...]:
     return tuple(LayerBytes(k, v, num_layers, num) for (k, v, num), num_layers in counts.items())
 
 
-def free_device_bytes() -> int:
-    """Bytes that can still be allocated on the default device; of a CPU, the memory that the system calls available."""
-    stats = jax.devices()[0].memory_stats()
+def free_device_bytes(device: jax.Device | None = None) -> int:
+    """Bytes that can still be allocated on a device; of a CPU, the memory that the system calls available."""
+    stats = (device or jax.devices()[0]).memory_stats()
     if stats is not None and "bytes_limit" in stats:
         return int(stats["bytes_limit"]) - int(stats["bytes_in_use"])
     try:  # what is free counts no cached files, such as the checkpoint that was just read, though they give way
@@ -165,9 +170,9 @@ def estimate_workspace(spec: ModelSpec, buckets: Buckets, max_len: int) -> int:
 
 def plan_memory(
     spec: ModelSpec, weight_bytes: int, workspace_bytes: int, *, page_len: int, max_batch_size: int, max_len: int,
-    share: float | int, slot_bytes: int = 0,
+    share: float | int, slot_bytes: int = 0, placement: Placement = HERE,
 ) -> MemoryPlan:  # fmt: skip
-    """Sizes the pool.
+    """Sizes the pool; of a model in shards, what each device has of it.
 
     Args:
         spec: the model.
@@ -177,24 +182,30 @@ def plan_memory(
         max_batch_size, max_len: the pool never holds more than this many sequences of this length.
         share: a float is the part that the pool takes of what all else leaves free, an int its number of pages.
         slot_bytes: of the state beside the pool.
+        placement: the devices; of those of this process the one with the least memory counts.
 
     Raises:
         OutOfMemoryError: not even one sequence of one page fits, with the numbers.
     """
-    free = free_device_bytes()
+    free = min(free_device_bytes(device) for device in placement.devices if is_own(device))
     plan = MemoryPlan(weight_bytes, free, workspace_bytes, False, layer_bytes(spec), 0, page_len, slot_bytes)
     if isinstance(share, int):
         num_pages = share
     else:
         budget = int(max(0, free - slot_bytes - workspace_bytes) * share)
         if jax.default_backend() == "cpu":
-            budget = min(budget, CPU_POOL_LIMIT_BYTES)
+            budget = min(budget, CPU_POOL_LIMIT_BYTES) // placement.num_shards
         useful = max_batch_size * -(-max_len // page_len) + 1
         num_pages = min(rounded_down(budget // plan.page_bytes), useful)
     plan = replace(plan, num_pages=num_pages)
     if num_pages < 2 or plan.left_bytes < 0:
         raise OutOfMemoryError(refusal(plan))
     return plan
+
+
+def is_own(device: jax.Device | None) -> bool:
+    """Whether a device is of this process: only it knows how much is free."""
+    return device is None or device.process_index == jax.process_index()
 
 
 def refusal(plan: MemoryPlan) -> str:

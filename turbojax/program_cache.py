@@ -14,7 +14,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -73,18 +73,23 @@ def jax_cache_hits() -> Iterator[list[str]]:
 class ProgramCache:
     """The programs of one engine: of one model, one state's shapes, one device and one version of everything."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, devices: Sequence[jax.Device] | None = None) -> None:
+        """`devices` are those that the programs run on, where they are not JAX's own choice."""
+        self._folder, self._devices = folder, devices
 
     @classmethod
-    def of(cls, *inputs: Any) -> ProgramCache | None:
-        """For programs that take these trees of arrays; None where JAX's cache is off, or no local folder."""
+    def of(cls, *inputs: Any, devices: Sequence[jax.Device | None] = (None,)) -> ProgramCache | None:
+        """For programs that take these trees of arrays on these devices (None: the default one).
+
+        None where JAX's cache is off, or no local folder.
+        """
         root = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
         if not root or "://" in root or not jax.config.jax_enable_compilation_cache:  # type: ignore[attr-defined]
             return None
-        told = "\n".join((*_world(), *(_describe(tree) for tree in inputs)))
+        ids = [f"on {[None if device is None else device.id for device in devices]}"] * (devices != (None,))
+        told = "\n".join((*_world(), *ids, *(_describe(tree) for tree in inputs)))
         folder = Path(root).expanduser() / FOLDER / hashlib.sha256(told.encode()).hexdigest()[:32]
-        return cls(folder)
+        return cls(folder, [device for device in devices if device is not None] or None)
 
     def _file(self, key: Hashable) -> Path:
         return self._folder / hashlib.sha256(repr(key).encode()).hexdigest()[:32]
@@ -96,7 +101,9 @@ class ProgramCache:
             with contextlib.suppress(OSError):  # of a cache that can only be read
                 os.utime(self._folder)  # in use: see `touch`
             backend.import_mosaic()
-            return serialize_executable.deserialize_and_load(payload, in_tree, out_tree)
+            return serialize_executable.deserialize_and_load(
+                payload, in_tree, out_tree, execution_devices=self._devices
+            )
         except FileNotFoundError:
             return None
         except Exception as error:  # a torn file, another driver: it is compiled anew and written over

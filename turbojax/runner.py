@@ -253,7 +253,8 @@ class JaxRunner:
     def _all_allowed(self, num_rows: int) -> jax.Array:
         """Masks that allow every token, on the device: most steps bring none."""
         if num_rows not in self._masks:
-            self._masks[num_rows] = jax.device_put(self._batches.masks({}, num_rows))
+            masks = self._batches.masks({}, num_rows)
+            self._masks[num_rows] = jax.device_put(masks, self._executables.placement.whole)
         return self._masks[num_rows]
 
     def _check_pages(self, plan: StepPlan) -> None:

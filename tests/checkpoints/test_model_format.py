@@ -92,6 +92,6 @@ def test_a_native_checkpoint_has_no_such_format(tmp_path, monkeypatch):
     from turbojax.models.random_model import random_model
 
     monkeypatch.setattr(assembly, "is_native", lambda path: True)
-    monkeypatch.setattr(native, "load_native_model", lambda path: random_model("tiny", "bf16", "float32"))
+    monkeypatch.setattr(native, "load_native_model", lambda path, placement: random_model("tiny", "bf16", "float32"))
     with pytest.raises(FieldError, match=r"model_format.*'awq'.*native"):
         assembly.open_model(tmp_path, EngineConfig(model_format="awq"), lambda share: None)

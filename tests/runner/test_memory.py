@@ -31,7 +31,7 @@ def loaded(model):
 @pytest.fixture
 def free(monkeypatch):
     """Sets what the device has free."""
-    return lambda num_bytes: monkeypatch.setattr(memory, "free_device_bytes", lambda: num_bytes)
+    return lambda num_bytes: monkeypatch.setattr(memory, "free_device_bytes", lambda device: num_bytes)
 
 
 def plan(spec, workspace=20 * MIB, **others):
@@ -108,7 +108,7 @@ class FakeExecutables:
     workspace = 0
     compiled: ClassVar[list[int]] = []
 
-    def __init__(self, weights, state, buckets, metrics, processors):
+    def __init__(self, weights, state, buckets, metrics, processors, placement):
         self.num_pages, self.is_complete = state.pool.num_pages, True
 
     def compile_all(self, progress):

@@ -15,7 +15,8 @@ from pallas_kernels.kv_cache import KVPages
 from pallas_kernels.paged_attention import paged_decode_attention, paged_prefill_attention
 from pallas_kernels.residual_norm import add_rms_norm, rms_norm
 from pallas_kernels.rope_write import HeadNorm, rope_write
-from turbojax.core.linear import at_layer, embed, linear, linear_partial, partial_product
+from turbojax.core.linear import at_layer, linear, partial_product
+from turbojax.core.shards import embed_rows, joined_columns, row_parallel
 from turbojax.core.state import KVPool
 from turbojax.core.weights import LayerWeights, Weights
 from turbojax.models.rope import rope_angles
@@ -146,8 +147,9 @@ def run_segment(
             k_scale=w.k_scale if layer_spec.k_hadamard else None,
         )  # fmt: skip
         attn = attend(q, pages, layer, rows, layer_spec, group).reshape(x.shape[0], -1)
-        x, y = add(x, linear_partial(attn, w.o, layer), w.post_attn_norm, layer, w.ffw_norm, layer)
-        y = linear_partial(gated(y, w, layer, layer_spec), w.down, layer)
+        y = row_parallel(attn, w.o, layer, spec.num_shards)
+        x, y = add(x, y, w.post_attn_norm, layer, w.ffw_norm, layer)
+        y = row_parallel(gated(y, w, layer, layer_spec), w.down, layer, spec.num_shards)
         # The stream is normed for the next layer at once; behind the last one nobody reads that.
         x, y = add(x, y, w.post_ffw_norm, layer, w.attn_norm, jnp.minimum(layer + 1, last))
         return x, y, pages
@@ -170,7 +172,7 @@ def forward(weights: Weights, pool: KVPool, rows: Rows, write: RopeWrite = rope_
         The pool, and the hidden states [M, D] before the final norm.
     """
     spec = weights.spec
-    x = embed(weights.embedding, rows.tokens, jnp.dtype(spec.dtype))
+    x = embed_rows(weights.embedding, rows.tokens, jnp.dtype(spec.dtype), spec.num_shards)
     x = x * jnp.asarray(spec.embed_scale, x.dtype) if spec.embed_scale != 1 else x
     pages_out = []
     for segment, w, pages in zip(spec.segments, weights.segments, pool.segments, strict=True):
@@ -194,7 +196,8 @@ def head_of(weights: Weights, x: jax.Array) -> jax.Array:
     """float32 logits [M, V] of normed hidden states [M, D]."""
     spec = weights.spec
     head = weights.embedding if weights.head is None else weights.head  # tied: the embedding's
-    logits = linear(x, head, jnp.int32(0), out_dtype=jnp.dtype(jnp.float32))[:, : spec.vocab_size]
+    logits = linear(x, head, jnp.int32(0), out_dtype=jnp.dtype(jnp.float32))
+    logits = joined_columns(logits, spec.num_shards)[:, : spec.vocab_size]
     if spec.logit_softcap is not None:
         logits = spec.logit_softcap * jnp.tanh(logits / spec.logit_softcap)
     return logits

@@ -47,13 +47,23 @@ class EngineLoop:
         with self._lock:
             if self._end is not None:
                 raise type(self._end)(str(self._end)) from self._end
-            self._check_room(len(requests))
+            self.check_room(len(requests))
             if not self._has_work:
                 self._progress_s = time.monotonic()
             self._open.update(requests)
             self._commands.put(lambda: self._add(requests))
 
-    def _check_room(self, num_new: int) -> None:
+    @property
+    def num_open(self) -> int:
+        """Requests that were handed over and have not ended."""
+        return len(self._open)
+
+    def has(self, request: Request) -> bool:
+        """Whether a request was handed over here and has not ended."""
+        return request in self._open
+
+    def check_room(self, num_new: int) -> None:
+        """Raises QueueFullError where so many more requests would be too many."""
         config, num_open = self._scheduler.config, len(self._open)
         if config.max_queue_len is not None and num_open + num_new > config.num_slots + config.max_queue_len:
             raise QueueFullError(
@@ -101,6 +111,12 @@ class EngineLoop:
         self._stop(EngineClosedError("the engine is closed: make a new pipeline"))
         if threading.current_thread() is not self._thread:
             self._thread.join()
+
+    def fail(self, reason: TurbojaxError) -> None:
+        """Ends all requests with EngineFailedError and the engine with them, as soon as its step in flight is over."""
+        failure = EngineFailedError(str(reason))
+        failure.__cause__ = reason
+        self._stop(failure)
 
     def _stop(self, reason: TurbojaxError) -> None:
         with self._lock:

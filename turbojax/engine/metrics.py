@@ -44,6 +44,11 @@ class EngineMetrics:
         """The numbers now, by their names."""
         return asdict(self)
 
+    def __add__(self, other: EngineMetrics) -> EngineMetrics:
+        """What two engines have counted together, now."""
+        mine = self.snapshot()
+        return EngineMetrics(**{name: mine[name] + number for name, number in other.snapshot().items()})
+
 
 class EngineStatus(NamedTuple):
     """How an engine stands at a moment.
@@ -67,6 +72,18 @@ class EngineStatus(NamedTuple):
     num_free_pages: int
     stalled_s: float
     failure: str | None
+
+    def beside(self, other: EngineStatus) -> EngineStatus:
+        """How two engines stand together: the longest wait counts, and the first failure."""
+        return EngineStatus(
+            num_running=self.num_running + other.num_running,
+            num_waiting=self.num_waiting + other.num_waiting,
+            num_held_pages=self.num_held_pages + other.num_held_pages,
+            num_idle_pages=self.num_idle_pages + other.num_idle_pages,
+            num_free_pages=self.num_free_pages + other.num_free_pages,
+            stalled_s=max(self.stalled_s, other.stalled_s),
+            failure=self.failure or other.failure,
+        )
 
     @property
     def num_pages(self) -> int:

@@ -17,6 +17,7 @@ from pallas_kernels.affine_linear import AffineWeights, PackedAffine
 from pallas_kernels.eight_bit_linear import EightBitWeights
 from turbojax.core.weights import LayerWeights, Linear, Weights
 from turbojax.models.affine_stack import AffineStack
+from turbojax.models.blocks import joined_blocks, layers_per_block
 from turbojax.models.families import Architecture, Source
 from turbojax.models.packing import pack_weights
 from turbojax.models.placing import fill, pick, room
@@ -51,8 +52,10 @@ class Reader:
         place: Place,
         progress: Progress | None,
         pool: ThreadPoolExecutor,
+        block_bytes: int | None,
     ) -> None:
         self.checkpoint, self.arch, self.place, self.pool = checkpoint, arch, place, pool
+        self.block_bytes = block_bytes
         self.progress = progress or (lambda num_bytes: None)
         self.dtype = np.dtype(jnp.dtype(dtype))
 
@@ -136,6 +139,12 @@ class Reader:
         self, parts: Sequence[str], layers: Sequence[int], spec: LinearSpec, num_runs: int = 1, pack: bool = False
     ) -> Linear:
         """One linear (fused where there are several parts), stacked over the layers."""
+        size = layers_per_block(spec, self.dtype.itemsize, self.block_bytes)
+        blocks = (layers[first : first + size] for first in range(0, len(layers), size))
+        return joined_blocks((self.block(parts, some, spec, num_runs, pack) for some in blocks), len(layers))
+
+    def block(self, parts: Sequence[str], layers: Sequence[int], spec: LinearSpec, num_runs: int, pack: bool) -> Linear:
+        """Some layers of `linear`, which are on the host together."""
         sources = [self.arch.sources[p] for p in parts]
         read = lambda of: lambda i: [self.dense(of(s), i) for s in sources]  # noqa: E731
         bias = self.stack(layers, read(bias_of), num_runs) if spec.has_bias else None
@@ -178,6 +187,7 @@ def load_weights(
     pack: bool = False,
     place: Place = jax.device_put,
     progress: Progress | None = None,
+    block_bytes: int | None = None,
 ) -> Weights:
     """Loads the weights that `spec` (from `plan_model`) describes. Beside the result it holds one stack on the host.
 
@@ -188,9 +198,11 @@ def load_weights(
         pack: pack affine codes as the kernels read them, see `packing`.
         place: host array -> device array.
         progress: see `Progress`; all calls together come to the bytes of the tree before it is packed.
+        block_bytes: most bytes of a stack that are on the host together; None is all. On the device the rest of the
+            stack waits for them, so a CPU, which takes host arrays over as they are, is better off without.
     """
     with ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1)) as pool:
-        reader = Reader(checkpoint, arch, spec.dtype, place, progress, pool)
+        reader = Reader(checkpoint, arch, spec.dtype, place, progress, pool, block_bytes)
         weights = Weights(
             embedding=reader.linear(["embedding"], [0], spec.embedding),
             segments=tuple(reader.segment(segment, pack) for segment in spec.segments),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,12 +14,16 @@ from checkpoints import Checkpoint, open_checkpoint
 from turbojax.core.weights import Weights
 from turbojax.errors import ModelConfigError
 from turbojax.models.abstract import abstract_weights
-from turbojax.models.families import Config, architecture_of
-from turbojax.models.loading import Place, load_weights
+from turbojax.models.cutting import ModelCut
+from turbojax.models.families import Architecture, Config, architecture_of
+from turbojax.models.loading import Place, Progress, load_weights
 from turbojax.models.planning import KVBits, plan_model
+from turbojax.models.shard_view import ShardView, shard_architecture
 from turbojax.models.spec import ModelSpec
+from turbojax.sharding import HERE, Placement
 
 DTYPES = ("float32", "bfloat16", "float16")
+BLOCK_BYTES = 1 << 30  # of a stack that a shard has on the host at a time: a fraction of a shard file of a 70B model
 
 
 @dataclass(frozen=True)
@@ -30,6 +35,7 @@ class Model:
         spec: what it is.
         weights: its parameters.
         config, generation_config: HF-style dicts.
+        placement: where the weights are; where that is several devices, `spec` is that of each one's shard.
     """
 
     path: Path
@@ -37,6 +43,7 @@ class Model:
     weights: Weights
     config: dict[str, Any]
     generation_config: dict[str, Any]
+    placement: Placement = HERE
 
 
 def resolve_dtype(dtype: str, config: Config) -> str:
@@ -64,6 +71,7 @@ def load_model(
     model_format: str | None = None,
     pack: bool = False,
     place: Place = jax.device_put,
+    placement: Placement = HERE,
     progress: Callable[[float], None] | None = None,
 ) -> Model:
     """Loads a checkpoint (folder or .gguf file); `native.load_native_model` restores native ones.
@@ -75,7 +83,8 @@ def load_model(
         kv_hadamard: see `EngineConfig`.
         model_format: what the checkpoint must be, see `checkpoints.MODEL_FORMATS`; None finds out.
         pack: pack affine codes for the GPU kernels while loading, see `packing.pack_weights`.
-        place: host array -> device array.
+        place: host array -> device array, on JAX's default device.
+        placement: devices that the model is cut between, see `sharding`; `place` counts on the default one alone.
         progress: called with the share of the weights' bytes loaded since the last call.
 
     Raises:
@@ -84,8 +93,9 @@ def load_model(
     """
     checkpoint = open_checkpoint(Path(path), model_format)
     return model_of(
-        checkpoint, dtype=dtype, kv_bits=kv_bits, kv_hadamard=kv_hadamard, pack=pack, place=place, progress=progress
-    )
+        checkpoint, dtype=dtype, kv_bits=kv_bits, kv_hadamard=kv_hadamard, pack=pack, place=place, placement=placement,
+        progress=progress,
+    )  # fmt: skip
 
 
 def model_of(
@@ -96,14 +106,41 @@ def model_of(
     kv_hadamard: bool = False,
     pack: bool = False,
     place: Place = jax.device_put,
+    placement: Placement = HERE,
     progress: Callable[[float], None] | None = None,
 ) -> Model:
     """Loads what an open checkpoint shows, wherever its tensors are; see `load_model`."""
     arch = architecture_of(checkpoint.config)
     bits = kv_bits if callable(kv_bits) else lambda layer: kv_bits
     spec = plan_model(checkpoint, arch, resolve_dtype(dtype, checkpoint.config), bits, kv_hadamard)
+    cut = None if placement.num_shards == 1 else ModelCut.of(spec, placement.num_shards)
+    local = spec if cut is None else cut.shard_spec()
     checkpoint.check()
-    total = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(abstract_weights(spec)))
+    num_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(abstract_weights(local)))
+    total = num_bytes * placement.num_shards
     share = None if progress is None else lambda num_bytes: progress(num_bytes / total)
-    weights = load_weights(checkpoint, arch, spec, pack=pack, place=place, progress=share)
-    return Model(checkpoint.path, spec, weights, dict(checkpoint.config), dict(checkpoint.generation_config))
+    if cut is not None:
+        weights = load_shards(checkpoint, arch, cut, placement, pack=pack, progress=share)
+    else:
+        if placement.devices[0] is not None:
+            place = functools.partial(jax.device_put, device=placement.devices[0])
+        weights = load_weights(checkpoint, arch, spec, pack=pack, place=place, progress=share)
+    configs = dict(checkpoint.config), dict(checkpoint.generation_config)
+    return Model(checkpoint.path, local, weights, *configs, placement)
+
+
+def load_shards(
+    checkpoint: Checkpoint, arch: Architecture, cut: ModelCut, placement: Placement, *, pack: bool,
+    progress: Progress | None,
+) -> Weights:  # fmt: skip
+    """Loads each shard onto its device, as the smaller model that it is; other processes load those of theirs."""
+    spec, own_sources, shards = cut.shard_spec(), shard_architecture(arch), []
+    for shard, device in enumerate(placement.devices):
+        assert device is not None, "shards have devices of their own"
+        if device.process_index != jax.process_index():
+            continue
+        view, place = ShardView(checkpoint, arch, cut, shard), functools.partial(jax.device_put, device=device)
+        with jax.default_device(device):
+            options: dict[str, Any] = {"pack": pack, "place": place, "progress": progress, "block_bytes": BLOCK_BYTES}
+            shards.append(load_weights(view, own_sources, spec, **options))
+    return placement.join(shards)

@@ -19,9 +19,11 @@ from pallas_kernels.backend import on_gpu
 from turbojax.core.weights import LayerWeights, Weights
 from turbojax.models.abstract import abstract_weights
 from turbojax.models.model import Model
+from turbojax.models.native_shards import restore_shards
 from turbojax.models.packed_form import PackedForm, abstract_stored, as_kernels_read, as_loaded, as_stored
 from turbojax.models.planning import KVBits, has_hadamard
 from turbojax.models.spec import ModelSpec, SegmentSpec
+from turbojax.sharding import HERE, Placement
 from turbojax.tokenizer import load_tokenizer
 
 Shard = Callable[[Any], Any]
@@ -53,7 +55,9 @@ def write_weights(path: Path, weights: Weights, config: Any, generation_config: 
     save_native(path, stored, meta)
 
 
-def load_native_model(path: str | Path, shard: Shard | None = None, *, packed: bool | None = None) -> Model:
+def load_native_model(
+    path: str | Path, shard: Shard | None = None, *, packed: bool | None = None, placement: Placement = HERE
+) -> Model:
     """Restores a native checkpoint.
 
     Args:
@@ -62,24 +66,30 @@ def load_native_model(path: str | Path, shard: Shard | None = None, *, packed: b
             the default device.
         packed: leave codes as kernels read them, or unpack them for the reference; None is what the backend computes
             with.
+        placement: devices that the model is cut between, each of which reads its slices alone.
 
     Raises:
+        turbojax.errors.ConfigError: the slices of these devices are no shards; names what does not divide.
         ConfigError, CorruptFileError: it is no native checkpoint of this version, or its files are broken.
     """
     path = Path(path)
     meta = read_meta(path)
     spec = from_plain(ModelSpec, meta["spec"])
-    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     forms = {place: from_plain(PackedForm, form) for place, form in meta["packed"].items()}
     abstract = abstract_stored(abstract_weights(spec), spec, forms)
+    reads = packed or (packed is None and on_gpu())
+    finish = lambda stored: as_kernels_read(stored, forms) if reads else as_loaded(stored, forms)  # noqa: E731
+    if placement.num_shards > 1:
+        weights = restore_shards(path, abstract, placement, finish)
+        return Model(path, weights.spec, weights, meta["config"], meta["generation_config"], placement)
+    device = placement.whole or jax.sharding.SingleDeviceSharding(jax.devices()[0])
     if shard is None:
         on_device = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device)  # noqa: E731
         abstract = jax.tree.map(on_device, abstract)
     else:
         abstract = shard(abstract)
-    stored = restore_native(path, abstract)
-    weights = as_kernels_read(stored, forms) if packed or (packed is None and on_gpu()) else as_loaded(stored, forms)
-    return Model(path, spec, weights, meta["config"], meta["generation_config"])
+    weights = finish(restore_native(path, abstract))
+    return Model(path, spec, weights, meta["config"], meta["generation_config"], placement)
 
 
 def with_kv_bits(model: Model, kv_bits: Callable[[int], KVBits], kv_hadamard: bool = False) -> Model:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import jax
 import numpy as np
 
-from pallas_kernels.affine_linear import AffineWeights, pack, packing_problem
+from pallas_kernels.affine_linear import AffineWeights, PackedAffine, pack, packing_problem
 from turbojax.core.weights import LayerWeights, Linear, Weights
 
 MIN_GROUP = 32  # rows under one scale that the packed form takes at least
@@ -73,3 +75,30 @@ def pack_weights(w: Weights) -> Weights:
         segments=tuple(pack_layers(segment) for segment in w.segments),
         head=pack_linear(head) if is_quantised else w.head,
     )
+
+
+def agreed(trees: Sequence[Any]) -> list[Any]:
+    """Packed parts of one model in one form: what one of them could store shorter it stores as the others."""
+    is_packed = lambda part: isinstance(part, PackedAffine)  # noqa: E731
+    flat = [jax.tree.flatten(tree, is_leaf=is_packed) for tree in trees]
+    rows = [agreed_parts(parts) if is_packed(parts[0]) else parts for parts in zip(*(f[0] for f in flat), strict=True)]
+    columns = zip(*rows, strict=True)
+    return [jax.tree.unflatten(structure, list(leaves)) for (_, structure), leaves in zip(flat, columns, strict=True)]
+
+
+def agreed_parts(parts: Sequence[PackedAffine]) -> list[PackedAffine]:
+    """See `agreed`; of one linear."""
+    kind = parts[0].kind if len({p.kind for p in parts}) == 1 else "offset"
+    scale = np.result_type(*(p.scale.dtype for p in parts))
+    offset = str(np.result_type(*(p.offset_dtype for p in parts)))
+    return [
+        replace(free_offset(p) if p.kind != kind else p, scale=p.scale.astype(scale), offset_dtype=offset)
+        for p in parts
+    ]
+
+
+def free_offset(p: PackedAffine) -> PackedAffine:
+    """Zero points as offsets: (code - zero) * scale = (code - middle) * scale + (middle - zero) * scale."""
+    assert p.shift is not None
+    shift = (np.float32(2.0 ** (p.bits - 1)) - p.shift.astype(np.float32)) * p.scale.astype(np.float32)
+    return replace(p, kind="offset", shift=shift)

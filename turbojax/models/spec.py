@@ -139,6 +139,8 @@ class ModelSpec:
         logit_softcap: logits become cap * tanh(logits / cap).
         max_len: the context length the checkpoint states.
         dtype: of activations and dense weights, "float32" | "bfloat16" | "float16".
+        num_shards: of more than one, this spec is what each of them has (see `models.cutting`): its heads, its columns
+            of the MLP, its rows of the tables; V, D and the norms stay whole.
     """
 
     architecture: str
@@ -153,6 +155,7 @@ class ModelSpec:
     logit_softcap: float | None
     max_len: int
     dtype: str
+    num_shards: int = 1
 
     @property
     def num_layers(self) -> int:

@@ -1,0 +1,39 @@
+"""A golden model over some of the devices: logits behind every token of its recorded prompts and continuations."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+
+from tests.core.harness import all_logits, chunks, fresh
+from turbojax.models.model import load_model
+from turbojax.sharding import placements
+
+PAGE_LEN = 16
+
+
+def load(folder, tp, **options):
+    [placement] = placements(tp, 1)
+    return load_model(folder, dtype="float32", placement=placement, **options)
+
+
+def recorded(folder):
+    """Token ids of the two prompts with what was generated behind them, and how long the prompts are."""
+    inputs, expected = np.load(folder / "inputs.npz"), np.load(folder / "expected.npz")
+    prompts = [(inputs[f"{p}_ids"], expected[f"{p}_gen_ids"]) for p in ("p17", "p40")]
+    return [np.concatenate(pair) for pair in prompts], [len(ids) for ids, _ in prompts]
+
+
+def logits_of(model, sequences):
+    """float32 [T, V] of each sequence, all in one pass of the step that engines run."""
+    spread = model.placement.spread
+    state = jax.jit(spread(lambda: fresh(model.spec, num_slots=len(sequences), page_len=PAGE_LEN)))()
+    batch = chunks(*((slot, ids, 0, True) for slot, ids in enumerate(sequences)), sink=len(sequences))
+    step = spread(lambda weights, state, batch: all_logits(weights, state, batch, PAGE_LEN), 1)
+    _, logits = jax.jit(step)(model.weights, state, batch)
+    return np.split(np.asarray(logits), np.cumsum([len(ids) for ids in sequences])[:-1])
+
+
+def generated(logits, length):
+    """The likeliest token behind the prompt and behind each token that was recorded, but for the last."""
+    return logits[length - 1 : -1].argmax(-1)
