@@ -57,6 +57,7 @@ class ObservedCall:
             if piece.started_s is not None:
                 self._metrics.queue.observe(max(0.0, piece.started_s - self._start_s))
         if piece.token_ids:
+            self._metrics.num_tokens += piece.num_generated_tokens - request.num_tokens
             if not request.num_tokens:
                 request.first_token_s = now_s
                 self._metrics.first_token.observe(now_s - self._start_s)
@@ -81,7 +82,6 @@ class ObservedCall:
         """Nothing more comes: logs the call. (The engine counts what was cancelled: some of it gave no piece.)"""
         requests = self._requests.values()
         num_generated = sum(request.num_tokens for request in requests)
-        self._metrics.tokens.inc(num_generated)
         first_s = min((r.first_token_s for r in requests if r.num_tokens), default=None)
         log_event(
             "generation",
