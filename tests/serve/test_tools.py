@@ -119,8 +119,6 @@ def test_a_stream_says_the_same(chat):
     assert len({call["id"] for call in calls}) == 2
     assert choices[-1].finish_reason == "tool_calls"
     assert all(choice.finish_reason is None for choice in choices[:-1])
-    pieces = [call.function.arguments for c in choices for call in c.delta.tool_calls or [] if call.index == 0]
-    assert len([piece for piece in pieces if piece]) > 5, "arguments come as they are written"
 
 
 def test_the_client_s_own_stream_of_events_reads_it(chat):

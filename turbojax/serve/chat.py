@@ -21,7 +21,7 @@ from turbojax.serve.chat_prompt import ChatPrompt, chat_prompt
 from turbojax.serve.generation import REQUEST_NAMES, check_stream_options, generation_config, naming
 from turbojax.serve.models import check_model
 from turbojax.serve.openai_errors import ApiError
-from turbojax.serve.parsing import generation_overrides, make_parser
+from turbojax.serve.parsing import OutputParser, generation_overrides, make_parser
 from turbojax.serve.protocol.chat import ChatCompletion, ChatRequest
 from turbojax.serve.replies import as_json, documented, streamed
 from turbojax.serve.service import Service, service_of
@@ -135,17 +135,19 @@ async def start(service: Service, body: ChatRequest) -> Job:
         chosen["response_format"] = prompt.response_format
     config = generation_config(service, body, max_new_tokens=max_tokens(body), logprobs=num_top, **chosen)
     choices = [
-        ChatChoice(
-            make_parser(
-                service.styles, prompt.tools, prompt=prompt.text,
-                parallel_tool_calls=body.parallel_tool_calls is not False,
-            ),
-            service.token_texts,
-            num_top=num_top,
-        )
+        ChatChoice(parser_of(service, body, prompt), service.token_texts, num_top=num_top)
         for _ in range(body.num_choices)
-    ]  # fmt: skip
+    ]
     return Job(service, prompt, config, choices, body.user)
+
+
+def parser_of(service: Service, body: ChatRequest, prompt: ChatPrompt) -> OutputParser | None:
+    """A parser of one choice; None where there is nothing to find in it."""
+    styles = service.styles
+    if styles.reasoning is None and (styles.tool is None or not prompt.tools):
+        return None
+    are_parallel = body.parallel_tool_calls is not False
+    return make_parser(styles, prompt.tools, prompt=prompt.text, parallel_tool_calls=are_parallel)
 
 
 def max_tokens(body: ChatRequest) -> int | None:

@@ -26,30 +26,40 @@ class ChatChoice:
         num_reasoning_tokens: of the tokens so far; a token that ends the reasoning may count or not.
     """
 
-    def __init__(self, parser: OutputParser, tokens: TokenTexts, *, num_top: int | None) -> None:
-        """`num_top` likeliest tokens are listed for each; None: no log-probabilities."""
+    def __init__(self, parser: OutputParser | None, tokens: TokenTexts, *, num_top: int | None) -> None:
+        """Begins a choice.
+
+        Args:
+            parser: of its text; None where all of it is content: reading that costs as much as the rest of a token.
+            tokens: names of tokens.
+            num_top: so many of the likeliest tokens are listed for each; None: no log-probabilities.
+        """
         self._parser, self._tokens, self._num_top = parser, tokens, num_top
         self._num_unclear_tokens = 0  # whose text the parser holds back
         self.num_reasoning_tokens = 0
 
     def read(self, piece: Response) -> Part:
-        deltas = self._parser.feed(piece.text)
-        if piece.finish_reason is not None:
-            deltas += self._parser.finish()
-        self._count_reasoning(deltas, len(piece.token_ids))
+        deltas, reason = self._deltas(piece), piece.finish_reason
         logprobs = []
         if self._num_top is not None:
             rows = zip(piece.token_ids, piece.logprobs or (), strict=True)
             logprobs = [token_logprob(self._tokens, token, found, self._num_top) for token, found in rows]
-        is_call = piece.finish_reason == "stop" and self._parser.num_calls > 0
-        return Part(deltas, logprobs, "tool_calls" if is_call else piece.finish_reason)
+        if reason == "stop" and self._parser is not None and self._parser.num_calls:
+            reason = "tool_calls"
+        return Part(deltas, logprobs, reason)
 
-    def _count_reasoning(self, deltas: list[Delta], num_tokens: int) -> None:
-        self._num_unclear_tokens += num_tokens
+    def _deltas(self, piece: Response) -> list[Delta]:
+        if self._parser is None:
+            return [Content(piece.text)] if piece.text else []
+        deltas = self._parser.feed(piece.text)
+        if piece.finish_reason is not None:
+            deltas += self._parser.finish()
+        self._num_unclear_tokens += len(piece.token_ids)
         if any(isinstance(delta, Reasoning) for delta in deltas):
             self.num_reasoning_tokens += self._num_unclear_tokens
         if deltas:
             self._num_unclear_tokens = 0
+        return deltas
 
 
 def token_logprob(tokens: TokenTexts, token: int, found: LogprobOf, num_top: int) -> TokenLogprob:
