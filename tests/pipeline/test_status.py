@@ -5,6 +5,8 @@ import time
 from tests.pipeline.harness import GEN, make, wait_until_idle
 from turbojax.configs import GenerationConfig
 
+LONG = GenerationConfig(max_new_tokens=12, ignore_eos=True)
+
 
 def test_every_piece_says_when_its_request_took_a_slot():
     with make(num_slots=1) as pipe:
@@ -20,6 +22,25 @@ def test_a_whole_response_says_it_too_and_one_that_never_ran_does_not():
         first, second = pipe([[1, 2], [3]], [GEN, GenerationConfig(max_new_tokens=4, timeout_s=1e-9)])
         assert first.started_s is not None
         assert (second.finish_reason, second.started_s) == ("timeout", None)
+
+
+def test_every_piece_says_when_it_was_made_and_when_the_first_token_came():
+    with make(num_slots=1) as pipe:
+        before = time.monotonic()
+        pieces = list(pipe.stream_infer([1, 2], LONG))
+        (first,) = {p.first_token_s for p in pieces}
+        made = [p.made_s for p in pieces]
+        assert made == sorted(made)
+        assert before <= pieces[0].started_s <= first <= made[0] < made[-1] <= time.monotonic()
+        whole = pipe([1, 2], LONG)
+        assert whole.started_s <= whole.first_token_s < whole.made_s, "whole, it knows of its first token all the same"
+
+
+def test_one_that_never_had_a_token_says_so():
+    with make(num_slots=1) as pipe:
+        late = pipe([1, 2], GenerationConfig(max_new_tokens=4, timeout_s=1e-9))
+        assert (late.first_token_s, late.token_ids) == (None, [])
+        assert late.made_s > 0
 
 
 def test_responses_that_differ_in_time_alone_are_equal():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,6 +35,8 @@ class Response:
         sample_index: of the sample, 0 .. n - 1.
         num_cached_tokens: of the prompt, found in the prefix cache.
         started_s: by `time.monotonic`, when its request first took a slot; None where it never did.
+        first_token_s: by the same clock, when its first token came; None before.
+        made_s: when this was made.
         logprobs: for each token, the natural logarithms of probabilities by token id: of the likeliest tokens by the
             model's own logits, likeliest first, and of the token itself.
         processed_logprobs: the same tokens by the logits that were sampled from, before the temperature: after
@@ -54,6 +57,8 @@ class Response:
     sample_index: int = 0
     num_cached_tokens: int = 0
     started_s: float | None = field(default=None, compare=False)
+    first_token_s: float | None = field(default=None, compare=False)
+    made_s: float = field(default=0.0, compare=False)
     logprobs: list[LogprobOf] | None = None
     processed_logprobs: list[LogprobOf] | None = None
     prompt_logprobs: list[LogprobOf | None] | None = None
@@ -72,12 +77,14 @@ class Answer:
         self._owes_first = wants_prompt_logprobs and len(prompt_ids) == 1
         self._num_prompt_tokens, self._num_tokens = len(prompt_ids), 0
         self.token_ids: list[int] = []
-        self._text = ""
+        self._text, self._first_token_s = "", None  # type: str, float | None
         self._outputs: list[RowOutputs] = []
         self._prompt_outputs: list[RowOutputs] = []
 
     def add(self, progress: Progress, num_tokens: int, text: str = "") -> None:
         """Takes in progress, the first `num_tokens` of its tokens, and their text."""
+        if self._first_token_s is None and num_tokens:
+            self._first_token_s = time.monotonic()
         token_ids = progress.token_ids
         self.token_ids += token_ids if num_tokens == len(token_ids) else token_ids[:num_tokens]
         self._text += text
@@ -94,7 +101,8 @@ class Answer:
         wanted = self._wanted(tokens) if self._outputs or self._prompt_outputs or self._owes_first else {}
         return Response(
             text, tokens, finish_reason, self._num_prompt_tokens, self._num_tokens, error,
-            self._index, self._sample_index, progress.num_cached_tokens, progress.started_s, **wanted,
+            self._index, self._sample_index, progress.num_cached_tokens, progress.started_s, self._first_token_s,
+            time.monotonic(), **wanted,
         )  # fmt: skip
 
     def _wanted(self, tokens: list[int]) -> dict[str, Any]:

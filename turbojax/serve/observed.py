@@ -34,14 +34,17 @@ class ObservedRequest:
 
     __slots__ = ("first_token_s", "last_token_s", "num_cached", "num_prompt", "num_tokens", "reason")
 
-    def __init__(self) -> None:
+    def __init__(self, piece: Response) -> None:
+        self.num_prompt, self.num_cached, self.num_tokens = piece.num_input_tokens, piece.num_cached_tokens, 0
         self.first_token_s = self.last_token_s = 0.0
-        self.num_prompt = self.num_cached = self.num_tokens = 0
         self.reason: str | None = None
 
 
 class ObservedCall:
-    """The requests of a call, by prompt and sample, from the moment that it was made."""
+    """The requests of a call, by prompt and sample, from the moment that it was made.
+
+    Times are the engine's own: those at which pieces were made, whenever somebody took them.
+    """
 
     def __init__(self, metrics: RequestMetrics) -> None:
         self._metrics, self._start_s = metrics, time.monotonic()
@@ -49,26 +52,28 @@ class ObservedCall:
 
     def see(self, piece: Response) -> None:
         """Counts a piece as it goes by. (For a token alone, this is most of what watching costs.)"""
-        now_s, key = time.monotonic(), (piece.index, piece.sample_index)
+        key = piece.index, piece.sample_index
         request = self._requests.get(key)
         if request is None:
-            request = self._requests[key] = ObservedRequest()
-            request.num_prompt, request.num_cached = piece.num_input_tokens, piece.num_cached_tokens
+            request = self._requests[key] = ObservedRequest(piece)
             if piece.started_s is not None:
-                self._metrics.queue.observe(max(0.0, piece.started_s - self._start_s))
+                self._metrics.queue.observe(self._since_start(piece.started_s))
         if piece.token_ids:
             self._metrics.num_tokens += piece.num_generated_tokens - request.num_tokens
-            if not request.num_tokens:
-                request.first_token_s = now_s
-                self._metrics.first_token.observe(now_s - self._start_s)
-            request.last_token_s, request.num_tokens = now_s, piece.num_generated_tokens
+            if not request.num_tokens and piece.first_token_s is not None:
+                request.first_token_s = piece.first_token_s
+                self._metrics.first_token.observe(self._since_start(piece.first_token_s))
+            request.last_token_s, request.num_tokens = piece.made_s, piece.num_generated_tokens
         if piece.finish_reason is not None:
-            self._finish(request, piece.finish_reason, now_s)
+            self._finish(request, piece, piece.finish_reason)
 
-    def _finish(self, request: ObservedRequest, reason: str, now_s: float) -> None:
+    def _since_start(self, moment_s: float) -> float:
+        return max(0.0, moment_s - self._start_s)
+
+    def _finish(self, request: ObservedRequest, piece: Response, reason: str) -> None:
         request.reason = reason
         self._metrics.finished.labels(reason).inc()
-        self._metrics.duration.observe(now_s - self._start_s)
+        self._metrics.duration.observe(self._since_start(piece.made_s))
         if request.num_tokens > 1:
             between_s = request.last_token_s - request.first_token_s
             self._metrics.per_token.observe(between_s / (request.num_tokens - 1))

@@ -168,7 +168,7 @@ def test_what_clients_make_up_becomes_no_label():
         client.headers["Authorization"] = "Bearer sk-test-key"
         for path in ("/no/such", "/v1/models/one", "/v1/models/two"):
             assert client.get(path).status_code == 404
-        client.request("BREW", "/v1/models")
+        client.request("PROPFIND", "/v1/models")
         assert client.get("/v1/models", headers={"Authorization": ""}).status_code == 401
         labels = {
             (dict(labels)["method"], dict(labels)["route"], dict(labels)["status"])
