@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 
-from tests.engine.fake import VOCAB
+from tests.engine.fake import VOCAB, FakeRunner
 from tests.serve.harness import CharTokenizer
 from tests.serve.ops.harness import (
     COMPLETION,
@@ -75,10 +75,8 @@ def test_a_busy_engine_is_not_stuck():
         asked.result(20)
 
 
-class LostRunner:
+class LostRunner(FakeRunner):
     """Its device is gone."""
-
-    max_prefill_chunks = 4
 
     def dispatch(self, plan):
         raise RuntimeError("bus error at 0xdead")
@@ -90,7 +88,7 @@ class LostRunner:
 def test_an_engine_that_has_failed_is_unhealthy_and_says_no_more_than_that():
     scheduler = Scheduler(SchedulerConfig(2, 300, 64, 4), BlockPool(40, 4))
     with (
-        Pipeline(LostRunner(), scheduler, CharTokenizer(), vocab_size=VOCAB, eos_ids=(7,)) as pipe,
+        Pipeline(LostRunner(2, 4), scheduler, CharTokenizer(), vocab_size=VOCAB, eos_ids=(7,)) as pipe,
         serving_service(pipe) as (_, url),
         httpx.Client(base_url=url, timeout=30) as client,
     ):
