@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import operator
 import queue
 import weakref
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from turbojax.call import Call, Requests
+from turbojax.call import Call, Requests, in_order
 from turbojax.configs import EngineConfig, GenerationConfig
 from turbojax.conversation import Conversation
 from turbojax.engine.loop import EngineLoop
@@ -20,12 +21,13 @@ from turbojax.engine.plan import Runner
 from turbojax.engine.replicas import Replicas
 from turbojax.engine.response import Response
 from turbojax.engine.scheduler import Scheduler
-from turbojax.errors import InvalidPromptError, RequestError
+from turbojax.errors import InvalidPromptError
 from turbojax.generation import model_defaults
 from turbojax.outbox import Outbox
 from turbojax.postbox import Postbox
-from turbojax.prompts import Prompt, as_list, is_int, is_one_prompt
-from turbojax.request_builder import GenConfigs, Prompts, RequestBuilder
+from turbojax.prompts import Prompt, as_list, is_int
+from turbojax.request_builder import GenConfigs, Prompts, RequestBuilder, takes_long
+from turbojax.scores import mean_loss
 from turbojax.session import Session
 
 if TYPE_CHECKING:
@@ -178,7 +180,11 @@ class Pipeline:
     ) -> AsyncGenerator[Response, None]:
         postbox, outbox = Postbox.here(), Outbox()
         deliver = functools.partial(postbox.post, outbox.put)
-        requests = self._builder.requests(prompts, gen_config, deliver, do_preprocess=do_preprocess, whole=whole)
+        build = functools.partial(
+            self._builder.requests, prompts, gen_config, deliver, do_preprocess=do_preprocess, whole=whole
+        )
+        # Other streams of the event loop go on meanwhile.
+        requests = await asyncio.to_thread(build) if takes_long(prompts, gen_config) else build()
         call = Call(self._loop, requests)
         try:
             while not call.is_done:
@@ -258,21 +264,6 @@ class Pipeline:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def in_order(prompts: Prompts, responses: Iterable[Response]) -> Response | list[Response]:
-    """By prompt and sample; a Response alone where there is one prompt with one sample."""
-    ordered = sorted(responses, key=lambda response: (response.index, response.sample_index))
-    return ordered[0] if is_one_prompt(prompts) and len(ordered) == 1 else ordered
-
-
-def mean_loss(response: Response, token_ids: Sequence[int]) -> float:
-    """Of the prompt of a response, which are these token ids."""
-    if response.prompt_logprobs is None:
-        raise RequestError(f"sequence {response.index}: {response.error}")
-    pairs = zip(token_ids[1:], response.prompt_logprobs[1:], strict=True)
-    losses = [-found[int(token)] for token, found in pairs if found is not None]
-    return sum(losses) / len(losses)
 
 
 def pipeline(model: str | Path | Model | None = None, backend_config: EngineConfig | None = None) -> Pipeline:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from turbojax.engine.loop import EngineLoop
 from turbojax.engine.replicas import Replicas
 from turbojax.engine.request import Request
 from turbojax.engine.response import Response
+from turbojax.prompts import is_one_prompt
+from turbojax.request_builder import Prompts
 
 Requests = Mapping[tuple[int, int], Request]
 """By index and sample index."""
@@ -39,3 +41,9 @@ class Call:
         """Ends what has not ended; nothing more is delivered of it, but for what is on its way. Any thread may."""
         for request in list(self._unfinished.values()):
             self._loop.cancel(request)
+
+
+def in_order(prompts: Prompts, responses: Iterable[Response]) -> Response | list[Response]:
+    """By prompt and sample; a Response alone where there is one prompt with one sample."""
+    ordered = sorted(responses, key=lambda response: (response.index, response.sample_index))
+    return ordered[0] if is_one_prompt(prompts) and len(ordered) == 1 else ordered

@@ -213,3 +213,14 @@ def sampling_of(config: GenerationConfig) -> SamplingParams:
 def wants_of(config: GenerationConfig) -> Wants:
     """What a config asks for beside text."""
     return Wants(config.logprobs, config.prompt_logprobs, config.output_logits, config.output_last_hidden_state)
+
+
+def takes_long(prompts: Prompts, gen_config: GenConfigs) -> bool:
+    """Whether requests of these are no matter of microseconds: texts to read, a format to compile, words to look up."""
+    configs = [gen_config] if isinstance(gen_config, GenerationConfig) else gen_config or ()
+    if any(config.response_format is not None or config.bad_words for config in configs):
+        return True
+    first: Any = prompts
+    while isinstance(first, Sequence) and not isinstance(first, str) and first:
+        first = first[0]
+    return isinstance(first, str | Mapping)
