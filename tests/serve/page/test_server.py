@@ -1,9 +1,13 @@
 """The page on the whole server: what it sends is accepted, what it reads is there."""
 
 import httpx
+from prometheus_client import CollectorRegistry
 
 from tests.serve.harness import MODEL_NAME, serving_pipe
 from tests.serve.page.test_page import answers, ask, eventually
+from turbojax.engine.response import Response
+from turbojax.serve.metrics import RequestMetrics
+from turbojax.serve.observed import ObservedCall
 from turbojax.serve.settings import ServeConfig
 
 DASH = "\N{EN DASH}"
@@ -26,3 +30,11 @@ def test_a_chat_and_the_figures_of_a_server(open_page, fake_pipe):
         for figure in ("running", "waiting", "pool", "rate"):
             place = page.locator(f"#{figure}")
             eventually(page, lambda place=place: place.inner_text() != DASH, f"no {figure}")
+
+
+def test_tokens_are_counted_while_they_come():
+    registry = CollectorRegistry()
+    call = ObservedCall(RequestMetrics(registry))
+    for num_tokens in (1, 4):
+        call.see(Response("a", [1], num_input_tokens=2, num_generated_tokens=num_tokens))
+        assert registry.get_sample_value("turbojax_generated_tokens_total") == num_tokens
