@@ -45,7 +45,9 @@ class Checks:
             node.models = await self._upstream.check(node)
         except NodeFailure as failure:
             health.check_failed(self._fleet.clock(), str(failure))
-            if failure.kind != "refused":  # one that drains still ends what it has
+            # A node that drains ("refused") ends what it has; one that was slow to answer once may do so too, and moving
+            # all that wait there would only make the others slow.
+            if failure.kind != "refused" and not was_up:
                 node.give_up_waiting(asyncio.get_running_loop().time())
         else:
             health.check_passed(self._fleet.clock())
