@@ -269,6 +269,9 @@ class Pipeline:
 def pipeline(model: str | Path | Model | None = None, backend_config: EngineConfig | None = None) -> Pipeline:
     """Loads a model and returns a pipeline on it.
 
+    Of several processes (`EngineConfig.cluster`) the first alone comes back from here. The others run its steps on
+    their devices until it closes the pipeline, and end then (SystemExit): all of them call this in the same way.
+
     Where the process has not set `jax_compilation_cache_dir`, it becomes a folder in the user's cache: compiled steps
     are kept there.
 
@@ -281,20 +284,25 @@ def pipeline(model: str | Path | Model | None = None, backend_config: EngineConf
         TurbojaxError, CheckpointError: one line that says what is wrong with the model or the config.
     """
     from turbojax.assembly import assemble, assemble_replicas, eos_ids
+    from turbojax.distributed.start import together
     from turbojax.hub import resolve_model
     from turbojax.models.model import Model
     from turbojax.tokenizer import load_tokenizer
 
     config = backend_config or EngineConfig()
-    parts = assemble(model if isinstance(model, Model) else resolve_model(model), config)
-    return Pipeline(
-        parts.runner,
-        parts.scheduler,
-        load_tokenizer(parts.model.path),
-        vocab_size=parts.model.spec.vocab_size,
-        eos_ids=eos_ids(parts.model.config, parts.model.generation_config),
-        defaults=model_defaults(parts.model.generation_config),
-        processors=config.logits_processors,
-        memory=parts.memory,
-        replicas=[(other.runner, other.scheduler) for other in assemble_replicas(parts, config)],
-    )
+    source = model if isinstance(model, Model) else resolve_model(model)
+    with together(config) as processes:
+        parts = assemble(source, config, processes.lowest)
+        pipe = Pipeline(
+            processes.runner(parts),
+            parts.scheduler,
+            load_tokenizer(parts.model.path),
+            vocab_size=parts.model.spec.vocab_size,
+            eos_ids=eos_ids(parts.model.config, parts.model.generation_config),
+            defaults=model_defaults(parts.model.generation_config),
+            processors=config.logits_processors,
+            memory=parts.memory,
+            replicas=[(other.runner, other.scheduler) for other in assemble_replicas(parts, config)],
+        )
+        processes.report_to(pipe._loop.fail)
+    return pipe

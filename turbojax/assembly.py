@@ -43,6 +43,8 @@ MIN_PREFILL_TOKENS, MIN_PREFILL_TOKENS_ON_GPU = 32, 128
 # Rows of the one program of `batch_invariant`: a decode step pays for all of them, a prompt for a pass each so many.
 TILE_ROWS, TILE_ROWS_ON_GPU = 8, 64
 
+Lowest = Callable[[int], int]
+
 log = logging.getLogger(__name__)
 
 
@@ -69,8 +71,10 @@ def tree_bytes(tree: Any) -> int:
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
-def assemble(source: Path | Model, config: EngineConfig) -> EngineParts:
+def assemble(source: Path | Model, config: EngineConfig, lowest: Lowest = int) -> EngineParts:
     """Loads a model, or takes one that is in memory, and makes its engine, on the first devices.
+
+    Of several processes, each assembles its share; `lowest` tells all of them the lowest of a number that may differ.
 
     Raises:
         CheckpointError, ModelConfigError: see `load_model`.
@@ -80,10 +84,10 @@ def assemble(source: Path | Model, config: EngineConfig) -> EngineParts:
     [first, *_] = placements(config.tp, config.dp)
     use_compilation_cache()
     if isinstance(source, Model):
-        return assemble_model(as_configured(source, config), config)
+        return assemble_model(as_configured(source, config), config, lowest)
     with progress_bar(f"loading {source.name}", total=1) as advance:
         model = open_model(source, config, advance, first)
-    return assemble_model(model, config)
+    return assemble_model(model, config, lowest)
 
 
 def assemble_replicas(parts: EngineParts, config: EngineConfig) -> list[EngineParts]:
@@ -92,7 +96,7 @@ def assemble_replicas(parts: EngineParts, config: EngineConfig) -> list[EnginePa
     return [assemble_model(moved(parts.model, placement), config) for placement in others]
 
 
-def assemble_model(model: Model, config: EngineConfig) -> EngineParts:
+def assemble_model(model: Model, config: EngineConfig, lowest: Lowest = int) -> EngineParts:
     """The engine of a model whose weights are on the device. The pool is allocated last, when all else is known.
 
     Raises:
@@ -100,7 +104,7 @@ def assemble_model(model: Model, config: EngineConfig) -> EngineParts:
     """
     use_compilation_cache()
     (limits, buckets), metrics = limits_of(config, model.spec), EngineMetrics()
-    executables, memory = plan_engine(model, config, limits, buckets, metrics)
+    executables, memory = plan_engine(model, config, limits, buckets, metrics, lowest)
     log.info("%s", memory.table())
     make_state = on_devices(model.placement, state_maker(model.spec, config, limits, buckets, memory.num_pages))
     try:
@@ -181,8 +185,9 @@ def state_maker(
 
 
 def plan_engine(
-    model: Model, config: EngineConfig, limits: SchedulerConfig, buckets: Buckets, metrics: EngineMetrics
-) -> tuple[Executables, MemoryPlan]:
+    model: Model, config: EngineConfig, limits: SchedulerConfig, buckets: Buckets, metrics: EngineMetrics,
+    lowest: Lowest = int,
+) -> tuple[Executables, MemoryPlan]:  # fmt: skip
     """The memory plan, and the steps, compiled where the config asks for it.
 
     The pool is sized beside an estimate of the workspace. Compiled steps say what they really need: where that leaves
@@ -200,6 +205,7 @@ def plan_engine(
             max_batch_size=limits.num_slots, max_len=limits.session_len, share=config.cache_max_entry_count,
             slot_bytes=tree_bytes((smallest.slots, smallest.hidden)), placement=placement,
         )  # fmt: skip
+        memory = memory.limited(lowest(memory.num_pages))
         state = jax.eval_shape(on_devices(placement, maker(memory.num_pages)))
         executables = Executables(model.weights, state, buckets, metrics, config.logits_processors, placement)
         if not (backend.on_gpu() if config.compile_ahead is None else config.compile_ahead):
@@ -207,7 +213,7 @@ def plan_engine(
         with progress_bar("compiling", total=buckets.num_programs) as advance:
             executables.compile_all(lambda: advance(1))
         memory = memory.measured(executables.workspace_bytes())
-        if memory.left_bytes >= 0:
+        if lowest(memory.left_bytes) >= 0:
             return executables, memory
         if memory.workspace_bytes <= workspace:
             raise OutOfMemoryError(refusal(memory))

@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from checkpoints.model_format import MODEL_FORMATS
+from turbojax.distributed.places import ClusterConfig
 from turbojax.errors import ConfigError
 from turbojax.generation import GenerationConfig
 from turbojax.processors import LogitsProcessor
 from turbojax.rules import check, is_int
 
-__all__ = ["EngineConfig", "GenerationConfig", "LogitsProcessor"]
+__all__ = ["ClusterConfig", "EngineConfig", "GenerationConfig", "LogitsProcessor"]
 
 KV_BITS = (16, 8, 4)
 _BITS_OF_QUANT_POLICY = {0: 16, 8: 8, 4: 4}
@@ -59,6 +60,7 @@ class EngineConfig:
         tp: devices that the model is cut between; they run every step together.
         dp: engines side by side, of `tp` devices each, with weights, KV pool, `max_batch_size` and `max_queue_len` of
             their own; a request runs on the one that has the fewest.
+        cluster: several processes that run this engine together, each with devices of its own; `tp` counts them all.
 
     Raises:
         ConfigError: a field is out of range or contradicts another.
@@ -85,6 +87,7 @@ class EngineConfig:
     debug: bool = False
     tp: int = 1
     dp: int = 1
+    cluster: ClusterConfig | None = None
 
     def __post_init__(self) -> None:
         if self.kv_policy is not None:
@@ -127,6 +130,7 @@ class EngineConfig:
                 "LogitsProcessor objects by name",
             ),
             "debug": (isinstance(self.debug, bool), "True or False"),
+            "cluster": (self.cluster is None or isinstance(self.cluster, ClusterConfig), "None or a ClusterConfig"),
             "tp": (is_int(self.tp, 1), "an int >= 1: devices of an engine"),
             "dp": (is_int(self.dp, 1), "an int >= 1: engines"),
         }

@@ -156,6 +156,9 @@ class JaxRunner:
         self._run(StepPlan(step_id=-1), next(self.buckets.all_shapes()))
         jax.block_until_ready(self._state)
 
+    def close(self) -> None:
+        """Nobody else runs its steps."""
+
     def warm_up(self) -> None:
         """Runs every program once on padding, which leaves the state as it is: a GPU loads programs when they run."""
         for shape in self.buckets.all_shapes():

@@ -67,6 +67,7 @@ class FakeRunner:
         self.unpicked: FakeHandle | None = None  # a step that waits for its masks
         self.num_dispatched = 0
         self.num_resets = 0
+        self.is_closed = False
 
     def dispatch(self, plan: StepPlan):
         self.num_dispatched += 1
@@ -150,6 +151,9 @@ class FakeRunner:
         self.slots.clear()
         self.unpicked = None
         self.num_resets += 1
+
+    def close(self) -> None:
+        self.is_closed = True
 
     def fetch(self, handle) -> StepResult:
         assert handle is not self.unpicked

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import signal
 import threading
@@ -58,8 +57,7 @@ def run_bulk(
             progress.check_engine(num_in_flight)
 
         try:
-            # On a GPU a run of many lines should not stop to compile in the middle.
-            with session.open_pipeline(model, dataclasses.replace(config, compile_ahead=None)) as pipe, progress:
+            with session.open_pipeline(model, config) as pipe, progress:
                 num_in_flight = 2 * pipe.max_batch_size  # a slot that becomes free finds the next request waiting
                 run_jobs(pipe, jobs, num_in_flight, emit, raw=raw)
         except KeyboardInterrupt:

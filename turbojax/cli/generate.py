@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Annotated
 
@@ -52,6 +53,10 @@ def generate(
     max_batch_size: options.MaxBatchSize = None,
     quant_policy: options.QuantPolicy = None,
     cache_max_entry_count: options.CacheMaxEntryCount = None,
+    tp: options.Tp = None,
+    coordinator_address: options.CoordinatorAddress = None,
+    num_processes: options.NumProcesses = None,
+    process_id: options.ProcessId = None,
 ) -> None:
     """Answer a prompt, or every line of a file.
 
@@ -81,7 +86,13 @@ def generate(
         max_batch_size=max_batch_size,
         quant_policy=quant_policy,
         cache_max_entry_count=cache_max_entry_count,
+        tp=tp,
+        cluster=options.cluster(coordinator_address, num_processes, process_id),
     )
+    if input is not None or openai_batch is not None:
+        # On a GPU a run of many lines should not stop to compile in the middle.
+        config = dataclasses.replace(config, compile_ahead=None)
+    session.follow(model, config)
     if openai_batch is not None:
         if raw or gen_config != GenerationConfig():
             raise typer.BadParameter("each line of --openai-batch says itself how to generate")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -67,8 +66,7 @@ def run_openai_batch(model: str | None, config: EngineConfig, source: Path, targ
             return
         progress = LineProgress(num_lines, num_before)
         try:
-            # On a GPU a run of many lines should not stop to compile in the middle.
-            with session.open_pipeline(model, dataclasses.replace(config, compile_ahead=None)) as pipe, progress:
+            with session.open_pipeline(model, config) as pipe, progress:
                 service = Service(pipe, ServeConfig(), default_name(model))
                 with quiet_log():
                     asyncio.run(answer_lines(service, source, results, progress))

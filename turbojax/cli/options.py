@@ -8,12 +8,12 @@ from typing import Annotated, Any
 
 import typer
 
-from turbojax.configs import EngineConfig, GenerationConfig
+from turbojax.configs import ClusterConfig, EngineConfig, GenerationConfig
 
 # Any of these asks for sampling; without them the answer is greedy.
 SAMPLING_FIELDS = frozenset({"temperature", "top_p", "top_k", "min_p", "random_seed"})
 
-_GENERATION, _ENGINE = "Generation", "Engine"
+_GENERATION, _ENGINE, _PROCESSES = "Generation", "Engine", "Several processes"
 
 # Defaults stand in the two config classes alone; None here means "as there".
 Model = Annotated[
@@ -101,6 +101,33 @@ CacheMaxEntryCount = Annotated[
         help="KV cache: a share of the free memory (0.5) or a number of pages (512).",
     ),
 ]
+
+
+Tp = Annotated[int | None, typer.Option("--tp", rich_help_panel=_ENGINE, help="Devices the model is cut between.")]
+CoordinatorAddress = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT",
+        rich_help_panel=_PROCESSES,
+        help="The first process, where Slurm, Open MPI or Kubernetes do not say; the next port is used too.",
+    ),
+]
+NumProcesses = Annotated[
+    int | None,
+    typer.Option(
+        rich_help_panel=_PROCESSES,
+        help="Processes that run the same command and one engine together. They share TURBOJAX_CLUSTER_TOKEN.",
+    ),
+]
+ProcessId = Annotated[
+    int | None, typer.Option(rich_help_panel=_PROCESSES, help="Which of them this one is, from 0, if nobody says.")
+]
+
+
+def cluster(address: str | None, num_processes: int | None, process_id: int | None) -> ClusterConfig | None:
+    """Several processes, where any of these is given; what is left open is detected."""
+    given = address, num_processes, process_id
+    return None if given == (None, None, None) else ClusterConfig(*given)
 
 
 def engine_config(**fields: Any) -> EngineConfig:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from turbojax.cli.console import say, shown_log
 from turbojax.configs import EngineConfig
+from turbojax.distributed.places import place_of
 from turbojax.engine.response import Response
 from turbojax.errors import TurbojaxError
 
@@ -28,6 +29,15 @@ def open_pipeline(model: str | None, config: EngineConfig) -> Iterator[Pipeline]
     say(f"loading {model or 'the default model'}")
     with shown_log(), pipeline(model, backend_config=config) as pipe:
         yield pipe
+
+
+def follow(model: str | None, config: EngineConfig) -> None:
+    """Where this process is not the first of several, it runs the steps of the first one and then ends (SystemExit):
+    files, ports and answers are the first one's alone."""
+    if config.cluster is None or place_of(config.cluster).is_leader:
+        return
+    with open_pipeline(model, config):
+        raise AssertionError("a follower does not come back")
 
 
 @dataclass

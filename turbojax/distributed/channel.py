@@ -233,6 +233,14 @@ def settle(links: Sequence[Link], facts: Facts) -> None:
         link.wait_for(None)
 
 
+def lowest(links: Sequence[Link], value: int) -> int:
+    """The leader's side of `told_lowest`: the lowest of what all processes have."""
+    found = min([value, *(link.expect("value")[0] for link in links)])
+    for link in links:
+        link.send({"lowest": found})
+    return found
+
+
 def difference(ours: Facts, theirs: Any, name: str) -> str | None:
     """The first fact that differs, with both values."""
     if not isinstance(theirs, dict) or theirs.keys() != ours.keys():
@@ -293,6 +301,12 @@ def agree(link: Link, facts: Facts) -> None:
     link.send({"facts": dict(facts)})
     link.expect("agreed")
     link.wait_for(None)
+
+
+def told_lowest(link: Link, value: int) -> int:
+    """The follower's side of `lowest`."""
+    link.send({"value": value})
+    return link.expect("lowest")[0]
 
 
 def connected(place: Place) -> socket.socket:

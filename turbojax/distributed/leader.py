@@ -74,18 +74,20 @@ class LeaderRunner:
     """A `Runner` on all processes. Followers hear of a command before the leader begins it, so that none waits long."""
 
     def __init__(
-        self, inner: Runner, links: Sequence[Link], watch: Watch | None = None, *, grace_s: float = GRACE_S
-    ) -> None:
+        self, inner: Runner, links: Sequence[Link], watch: Watch | None = None, *, grace_s: float = GRACE_S,
+        on_close: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
         """
         Args:
             inner: this process's own runner.
             links: to the followers, whose `follow` runs.
             watch: told of what fails.
             grace_s: how long a follower may have failed before the leader does too.
+            on_close: called once the followers are gone as they should be.
         """
         self._inner, self._links, self.watch = inner, list(links), watch or Watch()
         self.max_prefill_chunks = inner.max_prefill_chunks
-        self._numbers, self._grace_s = count(1), grace_s
+        self._numbers, self._grace_s, self._on_close = count(1), grace_s, on_close
         self._outcomes = Outcomes([link.name for link in links], self.fail, grace_s)
         self._is_closed, self._lock = False, threading.Lock()
         self._threads = [
@@ -166,10 +168,12 @@ class LeaderRunner:
         self._outcomes.wake()
 
     def close(self) -> None:
-        """Lets the followers go, and waits a moment for them; a second call does nothing."""
+        """Lets the followers go, and waits a moment for them; the engine calls it once."""
         self._end()
         for thread in self._threads:
             thread.join(self._grace_s)
+        if self.watch.failure is None:
+            self._on_close()
 
     def _end(self) -> None:
         """Tells the followers, once, that the job is over, and why if it has failed."""

@@ -58,6 +58,14 @@ class Watch:
                 self._changed.notify_all()
         self.check()
 
+    def report_to(self, on_failure: Callable[[ClusterError], None]) -> None:
+        """Has it called with the failure, also where that has been already."""
+        with self._changed:
+            self.on_failure = on_failure
+            failure = self.failure
+        if failure is not None:
+            on_failure(failure)
+
     def check(self) -> None:
         """Raises what the job has failed with, if it has."""
         if self.failure is not None:
@@ -69,8 +77,8 @@ class Watch:
             if self.failure is not None:
                 return
             self.failure = error
-            is_busy = self._num_busy > 0
-        self.on_failure(error)
+            is_busy, on_failure = self._num_busy > 0, self.on_failure
+        on_failure(error)
         if is_busy:
             threading.Thread(target=self._await_work, args=(str(error),), name="turbojax-watch", daemon=True).start()
 

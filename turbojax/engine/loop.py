@@ -141,6 +141,7 @@ class EngineLoop:
                 self._stop(inside)
         self._take_commands()
         self._scheduler.fail_all(self._end)
+        self._stepper.close()
 
     def _take_commands(self) -> None:
         """Runs what was sent; waits for something to do when nothing is under way."""

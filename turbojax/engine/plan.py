@@ -250,3 +250,6 @@ class Runner(Protocol):
         Raises:
             Exception: whatever the device raises; it is lost then.
         """
+
+    def close(self) -> None:
+        """Lets go of whoever runs steps beside this process; the engine calls it last."""

@@ -62,6 +62,10 @@ class Stepper:
         if fault is not None:
             self._recover(fault)
 
+    def close(self) -> None:
+        """Ends the runner; nothing is in flight any more that anybody waits for."""
+        self._runner.close()
+
     def _pick(self) -> Fault | None:
         """Lets the step in flight sample, where guides had to see the tokens of the one before first.
 
