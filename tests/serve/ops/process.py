@@ -18,7 +18,6 @@ from turbojax.api import Pipeline
 from turbojax.engine.block_pool import BlockPool
 from turbojax.engine.limits import SchedulerConfig
 from turbojax.engine.scheduler import Scheduler
-from turbojax.errors import TurbojaxError
 from turbojax.serve.app import create_app
 from turbojax.serve.logs import logging_to
 from turbojax.serve.server import run_server
@@ -42,10 +41,7 @@ def main() -> None:
         logging_to(None, config),
         Pipeline(runner, scheduler, CharTokenizer(), vocab_size=VOCAB, eos_ids=(7,)) as pipe,
     ):
-        try:
-            done = run_server(create_app(service_on(pipe, config)), config, on_ready=lambda url: print(url, flush=True))
-        except TurbojaxError as error:
-            sys.exit(str(error))
+        done = run_server(create_app(service_on(pipe, config)), config, on_ready=lambda url: print(url, flush=True))
     sys.exit(0 if done else 1)
 
 
