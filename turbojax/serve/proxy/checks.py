@@ -45,8 +45,8 @@ class Checks:
             node.models = await self._upstream.check(node)
         except NodeFailure as failure:
             health.check_failed(self._fleet.clock(), str(failure))
-            # A node that drains ("refused") ends what it has; one that was slow to answer once may do so too, and moving
-            # all that wait there would only make the others slow.
+            # A node that drains ("refused") ends what it has. One that was slow to answer once may do so too, and to
+            # move all that waits there would only make others slow.
             if failure.kind != "refused" and not was_up:
                 node.give_up_waiting(asyncio.get_running_loop().time())
         else:

@@ -171,7 +171,7 @@ class Exchange:
             await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
             self._awaits_client = False
             if self._is_event_stream:
-                lease.generated(chunk.count(b"\n\n") or chunk.count(b"\r\n\r\n"))  # about a token an event
+                lease.generated(chunk.count(b"\n\n") + chunk.count(b"\r\n\r\n"))  # about a token an event
             else:
                 end = (end + chunk)[-_USAGE_BYTES:]
             chunk = await self._proxy.upstream.read(response)
