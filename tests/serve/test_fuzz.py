@@ -195,6 +195,43 @@ def test_bytes_of_any_kind(server, route, data, content_type):
     check(client.post(route, content=data, headers={"Content-Type": content_type}), route, data)
 
 
+def schema(**parts):
+    return {"type": "json_schema", "json_schema": {"name": "x", "schema": parts}}
+
+
+SCHEMA = "response_format.json_schema.schema"
+COSTLY = [  # each of these used up seconds to minutes of the engine's time, or all of it
+    (schema(type="object", properties={f"p{i}": {} for i in range(2000)}), SCHEMA),
+    (schema(type="integer", multipleOf=123456789), SCHEMA),
+    (schema(allOf=[{"multipleOf": 9973}, {"multipleOf": 9967}]), SCHEMA),
+    (schema(enum=list(range(10_000))), SCHEMA),
+    (schema(type="string", pattern="(a{1000}){1000}b|(c{1000}){1000}"), None),
+    ({"type": "regex_schema", "regex_schema": "(a{1000}){1000}"}, None),
+    ({"type": "regex_schema", "regex_schema": "a?" * 10_000}, "response_format.regex_schema"),
+    ({"type": "grammar", "grammar": 'start: ("a"{1000}){1000}'}, "response_format"),
+]
+
+
+@pytest.mark.parametrize(("form", "param"), COSTLY)
+@pytest.mark.parametrize("route", ["/v1/chat/completions", "/v1/completions"])
+def test_forms_that_would_take_too_long_are_refused(server, route, form, param):
+    client, _ = server
+    body = {key: value for key, value in BODIES[route].items() if key in NEEDED} | {"response_format": form}
+    response = client.post(route, json=body | {"max_tokens": 4})
+    check(response, route, body)
+    if param is not None:
+        assert response.status_code == 400
+        assert response.json()["error"]["param"] == param
+
+
+def test_a_request_has_a_bounded_number_of_answers(server):
+    client, _ = server
+    body = {"model": MODEL_NAME, "prompt": ["a"] * 300, "n": 4, "temperature": 1}
+    response = client.post("/v1/completions", json=body)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "n"
+
+
 @pytest.mark.parametrize("route", BODIES)
 def test_whole_bodies_are_known(server, route):
     """What the fuzzed bodies begin with is what the routes know: no field of it is refused as unknown."""

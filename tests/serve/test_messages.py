@@ -194,7 +194,11 @@ def tool(**change):
         ([tool(description=1)], "tools[0].function.description"),
         ([tool(parameters=[])], "tools[0].function.parameters"),
         ([tool(parameters={"a": nested})], "tools[0].function.parameters"),
-        ([tool(parameters={"enum": [1] * bounds.MAX_JSON_VALUES})], "tools[0].function.parameters"),
+        ([tool(parameters={"enum": [1] * bounds.MAX_SCHEMA_VALUES})], "tools[0].function.parameters"),
+        ([tool(parameters={"properties": {str(i): {} for i in range(513)}})], "tools[0].function.parameters"),
+        ([tool(parameters={"a": {"multipleOf": 123456789}})], "tools[0].function.parameters"),
+        ([tool(parameters={"allOf": [{"multipleOf": 997}, {"multipleOf": 0.991}]})], "tools[0].function.parameters"),
+        ([tool(parameters={"multipleOf": 10**400 + 1})], "tools[0].function.parameters"),
         ([tool(returns={})], "tools[0].function.returns"),
         ([tool(name=f"f{i}") for i in range(bounds.MAX_TOOLS + 1)], "tools"),
     ],
@@ -203,6 +207,11 @@ def test_tools_that_are_none_are_refused_by_their_path(tools, param):
     with pytest.raises(InvalidFieldError) as caught:
         template_tools(tools)
     assert caught.value.param == param
+
+
+@pytest.mark.parametrize("multiple", [2, 0.05, 1e9, 10_000, -25, 0, float("nan"), float("inf"), "3", None, True, {}])
+def test_schemas_may_want_multiples_of_few_digits(multiple):
+    bounds.check_schema("schema", {"a": {"multipleOf": multiple}, "b": {"multipleOf": 40}})
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from starlette.responses import Response as HttpResponse
 from turbojax.engine.response import Response
 from turbojax.errors import MissingTokenizerError
 from turbojax.generation import GenerationConfig
+from turbojax.serve import bounds
 from turbojax.serve.completion_text import CompletionText, Echo, joined
 from turbojax.serve.generation import check_stream_options, generation_config, naming
 from turbojax.serve.models import check_model
@@ -125,6 +126,9 @@ async def start(service: Service, body: CompletionRequest) -> Job:
         prompt_logprobs=body.logprobs if body.echo else None,
     )  # fmt: skip
     many = as_list(body.prompt)
+    if len(many) * body.num_choices > bounds.MAX_CHOICES:
+        message = f"{len(many)} prompts times n={body.num_choices}; accepted: at most {bounds.MAX_CHOICES} answers"
+        raise ApiError(400, message, param="n")
     prompts, echoes = await asyncio.to_thread(encoded, service, many, has_echo=bool(body.echo))
     texts = {
         (index, sample): CompletionText(

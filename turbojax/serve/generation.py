@@ -8,6 +8,7 @@ from typing import Any
 
 from turbojax.errors import ConfigError, EmptyPromptError, InvalidPromptError, PromptTooLongError, RequestError
 from turbojax.generation import SEED_LIMIT, GenerationConfig
+from turbojax.serve import bounds
 from turbojax.serve.openai_errors import ApiError, to_api_error
 from turbojax.serve.protocol.sampling import JsonSchemaFormat, ResponseFormat, Sampling
 from turbojax.serve.service import Service
@@ -58,8 +59,13 @@ def sampling_fields(service: Service, body: Sampling) -> dict[str, Any]:
 
 
 def as_engine_format(form: ResponseFormat) -> dict[str, Any]:
-    """A response format as the engine takes it."""
+    """A response format as the engine takes it.
+
+    Raises:
+        InvalidFieldError: a schema that would take too long to compile.
+    """
     if isinstance(form, JsonSchemaFormat):
+        bounds.check_schema("response_format.json_schema.schema", form.json_schema.schema_)
         return {"type": "json_schema", "json_schema": {"schema": form.json_schema.schema_}}
     return form.model_dump()
 

@@ -238,7 +238,7 @@ def _tool(path: str, tool: Any) -> dict[str, Any]:
     if parameters is not None:
         if not isinstance(parameters, Mapping):
             raise _refused(f"{path}.parameters", parameters, "a JSON schema, which is an object")
-        bounds.check_json(f"{path}.parameters", parameters)
+        bounds.check_schema(f"{path}.parameters", parameters)
         made["parameters"] = parameters
     return {"type": "function", "function": made}
 

@@ -49,7 +49,7 @@ class RegexFormat(Strict):
     """LMDeploy's: the whole answer matches a pattern."""
 
     type: Literal["regex_schema"]
-    regex_schema: Annotated[str, Field(min_length=1)]
+    regex_schema: Annotated[str, Field(min_length=1, max_length=bounds.MAX_PATTERN_LEN)]
 
 
 class ChoiceFormat(Strict):
@@ -63,7 +63,7 @@ class GrammarFormat(Strict):
     """The answer follows a grammar in Lark's form."""
 
     type: Literal["grammar"]
-    grammar: Annotated[str, Field(min_length=1)]
+    grammar: Annotated[str, Field(min_length=1, max_length=bounds.MAX_PATTERN_LEN)]
 
 
 ResponseFormat = Annotated[
