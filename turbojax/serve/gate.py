@@ -23,7 +23,8 @@ class Visit:
     def __init__(self) -> None:
         task = asyncio.current_task()
         assert task is not None, "requests are answered in tasks"
-        self._task, self.reason = task, None  # type: asyncio.Task[object], ApiError | None
+        self._task: asyncio.Task[object] = task
+        self.reason: ApiError | None = None
 
     def cut(self, reason: ApiError) -> None:
         """Cancels the task, once; it tells its client the reason where it still can."""

@@ -15,6 +15,9 @@ OK, STUCK, FAILED, DRAINING = "ok", "stuck", "failed", "draining"
 UNHEALTHY: dict[int | str, dict[str, Any]] = {503: {"description": "`status` says why, in a word."}}
 
 
+# The routes are coroutines, so that they are answered though all threads for other routes are busy.
+
+
 def state_of(service: Service) -> str:
     """`failed`: the engine takes no requests any more. `stuck`: it has work, and finished no step for `stall_s`."""
     status = service.pipe.status
@@ -31,18 +34,18 @@ def answer(state: str, *healthy: str) -> JSONResponse:
 
 
 @router.get("/health/live", responses=UNHEALTHY)
-def live(service: Annotated[Service, Depends(service_of)]) -> JSONResponse:
+async def live(service: Annotated[Service, Depends(service_of)]) -> JSONResponse:
     """503 once only a restart helps: the engine has failed, or is stuck."""
     return answer(state_of(service), OK, DRAINING)
 
 
 @router.get("/health/ready", responses=UNHEALTHY)
-def ready(service: Annotated[Service, Depends(service_of)]) -> JSONResponse:
+async def ready(service: Annotated[Service, Depends(service_of)]) -> JSONResponse:
     """503 while requests should go elsewhere, which a server that drains is the one more case of."""
     return answer(state_of(service), OK)
 
 
 @router.get("/health", responses=UNHEALTHY)
-def health(service: Annotated[Service, Depends(service_of)]) -> JSONResponse:
+async def health(service: Annotated[Service, Depends(service_of)]) -> JSONResponse:
     """The same, for whoever asks one address only."""
     return answer(state_of(service), OK)

@@ -78,7 +78,7 @@ class Process:
 def process(**config) -> Iterator[tuple[Process, ThreadPoolExecutor]]:
     server = Process(**config)
     try:
-        with ThreadPoolExecutor(NUM_STREAMS) as threads:
+        with ThreadPoolExecutor(NUM_STREAMS + 1) as threads:
             yield server, threads
     finally:
         server.client.close()
@@ -114,14 +114,17 @@ def test_a_signal_under_load_lets_what_runs_end_and_takes_nothing_more():
 def test_what_has_not_ended_in_time_is_cut_with_an_error():
     with process(drain_s=0.1) as (server, threads):
         streams = server.load(threads, LONG)
+        whole = threads.submit(server.client.post, "/v1/completions", json=COMPLETION | LONG | {"stream": False})
+        wait_for(lambda: f"http_requests_active {NUM_STREAMS + 2}" in server.client.get("/metrics").text)
         server.process.terminate()
+        assert error_of(whole.result(60)) == (503, "shutting_down")
         for stream in streams:
             events = stream.result(60)
             assert json.loads(events[-1])["error"]["code"] == "shutting_down"
             assert "[DONE]" not in events
         code, errors = server.end()
         assert code == 1
-        assert f"{NUM_STREAMS} requests are cut" in errors
+        assert f"{NUM_STREAMS + 1} requests are cut" in errors
         assert "Traceback" not in errors
 
 
