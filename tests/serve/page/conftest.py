@@ -17,7 +17,7 @@ FLAGS = (
 WAIT_MS = 30_000
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # while it is open, an event loop runs in this thread: others' tests need theirs
 def browser():
     """A Chromium with an empty profile of its own."""
     sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
