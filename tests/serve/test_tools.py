@@ -104,6 +104,19 @@ def test_a_call_comes_as_openai_has_it(chat):
     assert (call.function.name, call.function.arguments) == ("get_weather", PARIS)
 
 
+def test_tokens_of_reasoning_are_counted(chat):
+    """A letter is a token here, and so is a tag; tags and white space around may count or not."""
+    thought = "I look at the sky, and it is blue."
+    for text in (f"<think>\n{thought}\n</think>\n\nBlue.", f"<think>\n{thought}\n</think>\n\n{CALL}", "Blue.", CALL):
+        chat.scripted.say(text)
+        answer = chat.client.chat.completions.create(model=MODEL_NAME, messages=ASK, tools=[WEATHER])
+        num_tokens = answer.usage.completion_tokens_details.reasoning_tokens
+        if thought in text:
+            assert len(thought) <= num_tokens <= len(thought) + 6
+        else:
+            assert num_tokens == 0
+
+
 def test_a_call_alone_has_no_content(chat):
     message, reason = chat.ask(f"{CALL}\n{GET_TIME}", tools=[WEATHER, TIME])
     assert (message.content, reason) == (None, "tool_calls")

@@ -66,14 +66,19 @@ async def chunks(service: Service, body: ChatRequest) -> AsyncGenerator[dict[str
                 index, part = piece.sample_index, job.read(piece)
                 if not (part.deltas or part.logprobs or part.finish_reason):
                     continue  # its text is not clear yet
-                delta = as_delta(part.deltas)
-                if index not in has_begun:
+                if index not in has_begun:  # alone, as at OpenAI: its client takes calls in a first chunk for the whole
                     has_begun.add(index)
-                    delta = {"role": "assistant", "content": ""} | delta
-                choice: dict[str, Any] = {"index": index, "delta": delta, "finish_reason": part.finish_reason}
-                if body.logprobs:
-                    choice["logprobs"] = {"content": [row.model_dump() for row in part.logprobs], "refusal": None}
-                yield head | {"choices": [choice]}
+                    begin = {"index": index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
+                    yield head | {"choices": [begin]}
+                delta = as_delta(part.deltas)
+                if delta or part.logprobs:
+                    choice: dict[str, Any] = {"index": index, "delta": delta, "finish_reason": None}
+                    if body.logprobs:
+                        choice["logprobs"] = {"content": [row.model_dump() for row in part.logprobs], "refusal": None}
+                    yield head | {"choices": [choice]}
+                if part.finish_reason is not None:  # alone, as at OpenAI: readers do not expect it beside text or calls
+                    end = {"index": index, "delta": {}, "finish_reason": part.finish_reason}
+                    yield head | {"choices": [end]}
         if body.stream_options is not None and body.stream_options.include_usage:
             yield head | {"choices": [], "usage": job.tally.usage().model_dump()}
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 from turbojax.engine.response import LogprobOf, Response
@@ -23,7 +25,7 @@ class ChatChoice:
     """Reads the pieces of one choice.
 
     Attributes:
-        num_reasoning_tokens: of the tokens so far; a token that ends the reasoning may count or not.
+        num_reasoning_tokens: of the tokens so far; those of the tags around it may count or not.
     """
 
     def __init__(self, parser: OutputParser | None, tokens: TokenTexts, *, num_top: int | None) -> None:
@@ -35,7 +37,7 @@ class ChatChoice:
             num_top: so many of the likeliest tokens are listed for each; None: no log-probabilities.
         """
         self._parser, self._tokens, self._num_top = parser, tokens, num_top
-        self._num_unclear_tokens = 0  # whose text the parser holds back
+        self._unclear_ids: list[int] = []  # tokens whose text the parser holds back
         self.num_reasoning_tokens = 0
 
     def read(self, piece: Response) -> Part:
@@ -54,12 +56,20 @@ class ChatChoice:
         deltas = self._parser.feed(piece.text)
         if piece.finish_reason is not None:
             deltas += self._parser.finish()
-        self._num_unclear_tokens += len(piece.token_ids)
-        if any(isinstance(delta, Reasoning) for delta in deltas):
-            self.num_reasoning_tokens += self._num_unclear_tokens
+        self._unclear_ids += piece.token_ids
         if deltas:
-            self._num_unclear_tokens = 0
+            self.num_reasoning_tokens += self._num_reasoning(deltas, self._unclear_ids)
+            self._unclear_ids = []
         return deltas
+
+    def _num_reasoning(self, deltas: list[Delta], token_ids: list[int]) -> int:
+        """How many of these tokens are reasoning, which comes before all else."""
+        thoughts = [delta.text for delta in deltas if isinstance(delta, Reasoning)]
+        if len(thoughts) in (0, len(deltas)):
+            return len(token_ids) if thoughts else 0
+        texts, thought = [self._tokens.bytes_of(token) for token in token_ids], "".join(thoughts).encode()
+        end = b"".join(texts).find(thought) + len(thought)
+        return bisect_left(list(accumulate(map(len, texts))), end) + 1
 
 
 def token_logprob(tokens: TokenTexts, token: int, found: LogprobOf, num_top: int) -> TokenLogprob:
@@ -112,6 +122,9 @@ def as_delta(deltas: Iterable[Delta]) -> dict[str, Any]:
                 call = {"index": delta.index, "id": delta.call_id, "type": "function", "function": function}
                 chunk.setdefault("tool_calls", []).append(call)
             case ToolCallArguments():
-                call = {"index": delta.index, "function": {"arguments": delta.text}}
-                chunk.setdefault("tool_calls", []).append(call)
+                calls = chunk.setdefault("tool_calls", [])
+                if calls and calls[-1]["index"] == delta.index:  # a call stands in a chunk once
+                    calls[-1]["function"]["arguments"] += delta.text
+                else:
+                    calls.append({"index": delta.index, "function": {"arguments": delta.text}})
     return chunk
