@@ -19,6 +19,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from turbojax.serve.bodies import CLIENT_CLOSED
 from turbojax.serve.gate import MONITORING
 from turbojax.serve.metrics import HttpMetrics
 from turbojax.serve.openai_errors import to_api_error
@@ -27,8 +28,6 @@ from turbojax.serve.settings import ServeConfig
 HEADER = "X-Request-Id"
 # What may come back in a header, and stand in a line of a log as it is.
 _PLAIN_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-# The status of a request whose client did not wait for one, as nginx logs it.
-CLIENT_CLOSED = 499
 
 log = logging.getLogger(__name__)
 _request_id: ContextVar[str | None] = ContextVar("request_id", default=None)

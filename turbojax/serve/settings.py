@@ -36,7 +36,7 @@ class ServeConfig:
         max_body_bytes: of a request's body.
         max_upload_bytes: of one to /v1/files, which goes to disk as it comes.
         max_json_depth: of arrays and objects inside one another in a body.
-        receive_timeout_s: a client has sent its whole request by then.
+        receive_timeout_s: a client has sent its whole request by then; an upload has `request_timeout_s`.
         send_timeout_s: a client whose answer waits to be sent has read on by then.
         request_timeout_s: a request is answered whole by then; None is never.
         drain_s: on a signal to end, requests that run have so long to end by themselves.

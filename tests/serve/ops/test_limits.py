@@ -26,8 +26,8 @@ from tests.serve.ops.harness import (
     wait_for,
 )
 from turbojax.serve import limits, openai_errors
+from turbojax.serve.bodies import MAX_CONTAINERS
 from turbojax.serve.gate import Gate
-from turbojax.serve.limits import MAX_CONTAINERS
 from turbojax.serve.server import background_server
 from turbojax.serve.settings import ServeConfig
 

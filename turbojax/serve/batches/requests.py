@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from turbojax.serve.limits import check_shape
+from turbojax.serve.bodies import check_shape
 from turbojax.serve.openai_errors import ApiError
 from turbojax.serve.settings import ServeConfig
 
