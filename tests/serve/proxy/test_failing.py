@@ -9,6 +9,7 @@ import httpx
 import openai
 import pytest
 
+from tests.serve.proxy import fake_node
 from tests.serve.proxy.fake_node import Gate, echo, never, wait_until
 from tests.serve.proxy.harness import BODY, CHAT, proxy_over
 
@@ -115,6 +116,15 @@ class TestBeforeTheFirstByte:
         with proxy_over(two, max_tries=1) as client:
             assert client.post(CHAT, json=BODY).status_code == 502
         assert len(two[0].received) + len(two[1].received) == 1
+
+    def test_a_request_at_which_two_nodes_broke_goes_to_no_third(self):
+        with fake_node.nodes(4) as four:
+            for node in four:
+                node.answer = dying
+            with proxy_over(four, max_tries=4) as client:
+                assert client.post(CHAT, json=BODY).status_code == 502
+                assert all(client.status_of(node)["is_up"] for node in four)
+            assert sum(len(node.received) for node in four) == 2
 
     def test_a_node_that_breaks_every_request_goes_down_though_its_checks_pass(self, node):
         node.answer = dying
@@ -237,13 +247,18 @@ class TestInTheMiddle:
             wait_until(lambda: node.connections[0].is_closed, "closing the connection to the node")
 
     def test_other_bodies_are_left_without_their_end(self, node):
-        async def answer(received, connection):
-            await connection.raw(b"HTTP/1.1 200 X\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{")
-            connection.abort()
+        """What is not text cannot end with a text."""
+        kinds = ["Content-Type: application/json", "Content-Type: text/event-stream\r\nContent-Encoding: gzip"]
+        with proxy_over([node]) as client:
+            for kind in kinds:
 
-        node.answer = answer
-        with proxy_over([node]) as client, pytest.raises(httpx.RemoteProtocolError):
-            client.post(CHAT, json=BODY)
+                async def answer(received, connection, kind=kind):
+                    await connection.raw(f"HTTP/1.1 200 X\r\n{kind}\r\nContent-Length: 100\r\n\r\n{{".encode())
+                    connection.abort()
+
+                node.answer = answer
+                with client.stream("POST", CHAT, json=BODY) as got, pytest.raises(httpx.RemoteProtocolError):
+                    b"".join(got.iter_raw())
 
 
 def test_connections_to_a_node_are_used_again(node):

@@ -163,8 +163,14 @@ class TestKeys:
             for _ in range(2):
                 client.post(CHAT, json=BODY, headers={"Authorization": "Bearer of-the-client"})
             shown = client.get("/nodes/status", headers=ADMIN).text
+            client.post("/nodes/add", json={"url": two[0].url, "api_key": None}, headers=ADMIN)
+            client.post("/nodes/add", json={"url": two[1].url}, headers=ADMIN)
+            for _ in range(2):
+                client.post(CHAT, json=BODY, headers={"Authorization": "Bearer of-the-client"})
         assert two[0].received[0].headers["authorization"] == "Bearer of-the-first"
         assert two[1].received[0].headers["authorization"] == "Bearer of-the-second"
+        assert two[0].received[1].headers["authorization"] == "Bearer of-the-client"
+        assert two[1].received[1].headers["authorization"] == "Bearer of-the-first"
         assert two[1].checks[0].headers["authorization"] == "Bearer of-the-second"
         assert "of-the-" not in shown
 

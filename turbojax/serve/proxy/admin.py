@@ -41,7 +41,10 @@ class NodeRef(BaseModel):
 
 
 class NewNode(NodeRef):
-    """A node, the key that it wants and how many requests it is given at once."""
+    """A node, the key that it wants, and how many requests it is given at once.
+
+    A key of null passes the client's on; left out, it is that of all nodes.
+    """
 
     api_key: str | None = Field(None, max_length=1024)
     max_connections: int | None = Field(None, ge=1, le=1 << 20)
@@ -58,7 +61,8 @@ async def add(body: NewNode, proxy: Operated) -> dict[str, dict[str, Any]]:
     """Adds a node and checks it once; one that is not up yet is kept and checked again."""
     if body.api_key is not None and not is_sendable(body.api_key):
         raise ApiError(400, "api_key: a text of visible ASCII characters is accepted", param="api_key")
-    node = proxy.fleet.add(node_url(body.url), body.api_key, body.max_connections)
+    key = body.api_key if "api_key" in body.model_fields_set else proxy.config.node_api_key
+    node = proxy.fleet.add(node_url(body.url), key, body.max_connections)
     await proxy.checks.check(node)
     proxy.checks.start(node)
     return {node.url: node.status()}

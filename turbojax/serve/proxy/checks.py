@@ -11,6 +11,8 @@ from turbojax.serve.proxy.fleet import Fleet
 from turbojax.serve.proxy.node import Node
 from turbojax.serve.proxy.upstream import NodeFailure, Upstream
 
+log = logging.getLogger(__name__)
+
 
 class Checks:
     """Knows of a node from `start` to `stop`."""
@@ -62,5 +64,9 @@ class Checks:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(node.due.wait(), pause_s)
                 node.due.clear()
-            else:
+                continue
+            try:
                 await self.check(node)
+            except Exception as error:  # a node whose checks had ended would never come back
+                log.exception("a check of %s failed by itself", node.url)
+                node.health.check_failed(self._fleet.clock(), type(error).__name__)

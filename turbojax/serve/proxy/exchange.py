@@ -25,6 +25,8 @@ from turbojax.serve.proxy.upstream import NodeFailure
 # Answers that another node may give better: too much to do, going away, or a gateway without the server behind it.
 # A 500 is the request's own: it would fail everywhere, and take one engine's step after the other with it.
 RETRIED_STATUSES = (429, 502, 503, 504)
+# A request at which so many nodes broke may be why: it goes to no further one.
+MAX_BROKEN = 2
 MAX_REFUSAL_BYTES = 1 << 16
 _USAGE = re.compile(rb'"completion_tokens"\s*:\s*(\d{1,9})')
 _USAGE_BYTES = 1024  # the end of an answer, where its usage stands
@@ -80,6 +82,7 @@ class Exchange:
         """
         tried: set[Node] = set()
         failure: NodeFailure | None = None
+        num_broken = 0
         while len(tried) < self._proxy.config.max_tries:
             lease = self._proxy.fleet.lease(self._call.ask, tried)
             if lease is None:
@@ -90,8 +93,9 @@ class Exchange:
             failure = await self._attempt(lease)
             if failure is None:
                 return
-            if failure.kind == "timeout":
-                break  # it had its time
+            num_broken += failure.kind == "broken"
+            if failure.kind == "timeout" or num_broken == MAX_BROKEN:
+                break
         assert failure is not None
         await self._give_up(failure)
 
@@ -156,7 +160,9 @@ class Exchange:
         if response.status < 500:
             node.health.request_answered()
         self._proxy.metrics.first_byte.labels(node.url).observe(time.monotonic() - self._call.started_at)
-        self.status, self._is_event_stream = response.status, response.content_type == "text/event-stream"
+        is_plain = response.headers.get("Content-Encoding", "identity") == "identity"
+        self._is_event_stream = is_plain and response.content_type == "text/event-stream"
+        self.status = response.status
         passed = headers.to_client(response.raw_headers)
         await self._send({"type": "http.response.start", "status": response.status, "headers": passed})
 

@@ -46,7 +46,8 @@ class Node:
     def give_up_waiting(self, now_s: float) -> None:
         """It does not answer at all: requests that have got nothing yet stop waiting, and go elsewhere."""
         for limit in self.waiting:
-            limit.reschedule(now_s)
+            if not limit.expired():
+                limit.reschedule(now_s)
 
     def status(self) -> dict[str, Any]:
         """For people and programs; never its key."""

@@ -21,7 +21,7 @@ class ProxyConfig:
         server: the proxy as a server: address, keys of clients, TLS, limits, times, logs.
         routing_strategy: "min_expected_latency", "prefix_affinity", "round_robin" or "random".
         admin_keys: for /nodes/*; without one these routes refuse everybody.
-        node_api_key: sent to the nodes from the start in place of what clients send; None passes that on.
+        node_api_key: sent to nodes in place of what clients send; None passes that on.
         max_node_connections: requests that a node is given at once; when all have as many, more get a 429.
         max_tries: nodes that a request is given to, as long as its client has got nothing.
         connect_timeout_s: to reach a node.
