@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from turbojax.api import Pipeline, pipeline
-    from turbojax.configs import EngineConfig, GenerationConfig
+    from turbojax.configs import ClusterConfig, EngineConfig, GenerationConfig
     from turbojax.engine.response import Response
     from turbojax.integrations.flax_params import from_flax
     from turbojax.integrations.params import from_params, to_params
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _MODULE_OF = {
+    "ClusterConfig": "turbojax.configs",
     "EngineConfig": "turbojax.configs",
     "GenerationConfig": "turbojax.configs",
     "Pipeline": "turbojax.api",
@@ -27,6 +28,7 @@ _MODULE_OF = {
 }
 
 __all__ = [
+    "ClusterConfig",
     "EngineConfig",
     "GenerationConfig",
     "Pipeline",

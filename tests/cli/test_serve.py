@@ -9,7 +9,7 @@ import socket
 import pytest
 
 from turbojax.cli import serve
-from turbojax.configs import EngineConfig
+from turbojax.configs import ClusterConfig, EngineConfig
 from turbojax.serve.settings import ServeConfig
 
 
@@ -30,7 +30,9 @@ def test_every_field_of_the_server_has_an_option():
     known = inspect.signature(serve.api_server).parameters
     assert {field.name for field in dataclasses.fields(ServeConfig)} <= known.keys()
     engine = {field.name for field in dataclasses.fields(EngineConfig)}
-    assert known.keys() <= engine | {field.name for field in dataclasses.fields(ServeConfig)} | {"model"}
+    server = {field.name for field in dataclasses.fields(ServeConfig)}
+    cluster = {"coordinator_address", "num_processes", "process_id"}
+    assert known.keys() <= engine | server | cluster | {"model"}
 
 
 def test_options_reach_their_configs(run, served):
@@ -38,7 +40,8 @@ def test_options_reach_their_configs(run, served):
         "my/model --server-name 0.0.0.0 --server-port 0 --model-name m --quant-policy 8 --cache-max-entry-count 0.5 "
         "--session-len 4096 --max-batch-size 16 --model-format awq --cache-block-seq-len 32 --max-queue-len 5 "
         "--max-prefill-token-num 512 --no-enable-prefix-caching --api-keys key-of-one --api-key key-of-two "
-        "--allow-origins https://example.com --request-timeout-s 5 --log-json --tool-call-parser hermes"
+        "--allow-origins https://example.com --request-timeout-s 5 --log-json --tool-call-parser hermes --tp 4 --dp 2 "
+        "--num-processes 2 --process-id 0 --coordinator-address 10.0.0.1:900"
     )
     assert run("serve", "api_server", *arguments.split()).exit_code == 0
     model, engine, config = served[0]
@@ -46,7 +49,7 @@ def test_options_reach_their_configs(run, served):
     assert engine == EngineConfig(
         quant_policy=8, cache_max_entry_count=0.5, session_len=4096, max_batch_size=16, model_format="awq",
         cache_block_seq_len=32, max_prefill_token_num=512, enable_prefix_caching=False, max_queue_len=5,
-        compile_ahead=None,
+        compile_ahead=None, tp=4, dp=2, cluster=ClusterConfig("10.0.0.1:900", 2, 0),
     )  # fmt: skip
     assert config == ServeConfig(
         server_name="0.0.0.0", server_port=0, model_name="m", api_keys=("key-of-one", "key-of-two"),
@@ -91,3 +94,18 @@ def test_a_model_is_called_as_its_folder_file_or_repository(tmp_path, model, nam
     (tmp_path / "a-model").mkdir()
     (tmp_path / "b.Q4.gguf").touch()
     assert serve.default_name(model and model.format(tmp_path)) == name
+
+
+def test_a_process_that_follows_opens_neither_port_nor_folder(run, monkeypatch, tmp_path):
+    opened = []
+
+    def follow(model, config):
+        opened.append((model, config.cluster.process_id))
+        raise SystemExit(0)
+
+    monkeypatch.setattr(serve.session, "follow", follow)
+    monkeypatch.setattr("turbojax.serve.server.listen", lambda config: pytest.fail("a follower listens"))
+    cluster = ("--num-processes", "2", "--process-id", "1", "--coordinator-address", "127.0.0.1:900")
+    assert run("serve", "api_server", "my/model", *cluster, "--batch-dir", str(tmp_path / "b")).exit_code == 0
+    assert opened == [("my/model", 1)]
+    assert not (tmp_path / "b").exists()

@@ -54,6 +54,7 @@ def generate(
     quant_policy: options.QuantPolicy = None,
     cache_max_entry_count: options.CacheMaxEntryCount = None,
     tp: options.Tp = None,
+    dp: options.Dp = None,
     coordinator_address: options.CoordinatorAddress = None,
     num_processes: options.NumProcesses = None,
     process_id: options.ProcessId = None,
@@ -87,6 +88,7 @@ def generate(
         quant_policy=quant_policy,
         cache_max_entry_count=cache_max_entry_count,
         tp=tp,
+        dp=dp,
         cluster=options.cluster(coordinator_address, num_processes, process_id),
     )
     if input is not None or openai_batch is not None:

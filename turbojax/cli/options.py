@@ -104,6 +104,9 @@ CacheMaxEntryCount = Annotated[
 
 
 Tp = Annotated[int | None, typer.Option("--tp", rich_help_panel=_ENGINE, help="Devices the model is cut between.")]
+Dp = Annotated[
+    int | None, typer.Option("--dp", rich_help_panel=_ENGINE, help="Engines side by side, of tp devices each.")
+]
 CoordinatorAddress = Annotated[
     str | None,
     typer.Option(

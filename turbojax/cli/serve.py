@@ -40,6 +40,11 @@ def api_server(
     enable_prefix_caching: of.EnablePrefixCaching = None,
     max_prefill_token_num: of.MaxPrefillTokenNum = None,
     max_queue_len: of.MaxQueueLen = None,
+    tp: options.Tp = None,
+    dp: options.Dp = None,
+    coordinator_address: options.CoordinatorAddress = None,
+    num_processes: options.NumProcesses = None,
+    process_id: options.ProcessId = None,
     chat_template: of.ChatTemplate = None,
     tool_call_parser: of.ToolCallParser = None,
     reasoning_parser: of.ReasoningParser = None,
@@ -69,6 +74,7 @@ def api_server(
 
     Beside it there are /health, /metrics and a page at /. A first SIGTERM lets the requests that run end.
     """
+    cluster = options.cluster(coordinator_address, num_processes, process_id)
     given = {name: value for name, value in locals().items() if value is not None and value != []}
     # Which steps a server will run is not known: where compiling is slow, all of them come before the first request.
     engine = dataclasses.replace(of.config_of(EngineConfig, given), compile_ahead=None)
@@ -90,6 +96,7 @@ def run(model: str | None, engine: EngineConfig, config: ServeConfig) -> None:
         from turbojax.serve.service import Service
     except ImportError as error:
         raise MissingExtraError(f"{error.name} is not installed: pip install 'turbojax[serve]'") from error
+    session.follow(model, engine)
     # A folder or a port that is taken is known before a model is loaded for it.
     check_folder(config.batch_dir)
     with listen(config) as listener, session.open_pipeline(model, engine) as pipe:
