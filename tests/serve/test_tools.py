@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import openai
@@ -319,3 +321,23 @@ def test_a_server_is_told_how_calls_are_written():
             assert calls_of(message) == [("get_weather", PARIS)]
         with served(scripted, tool_call_parser="none") as chat:
             assert chat.ask(CALL, tools=[WEATHER])[0].content == CALL
+
+
+def test_a_schema_that_takes_its_time_holds_nobody_up(chat, monkeypatch):
+    """It compiles beside the event loop: meanwhile the server answers others."""
+    compiling, others_are_answered = threading.Event(), threading.Event()
+    prepare = chat.scripted.pipe.prepare
+
+    def slow(config):
+        compiling.set()
+        assert others_are_answered.wait(30)
+        prepare(config)
+
+    monkeypatch.setattr(chat.scripted.pipe, "prepare", slow)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(chat.ask, CALL, tools=[WEATHER], tool_choice="required")
+        assert compiling.wait(30)
+        assert chat.ask("Hello", tools=[WEATHER])[0].content == "Hello"
+        chat.scripted.say(CALL)
+        others_are_answered.set()
+        assert calls_of(waiting.result(30)[0]) == [("get_weather", PARIS)]
