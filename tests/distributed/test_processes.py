@@ -14,7 +14,7 @@ from turbojax.distributed.places import TOKEN_VARIABLE
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
-TIMEOUT_S = 240
+TIMEOUT_S = 300
 
 
 @pytest.fixture(scope="module")

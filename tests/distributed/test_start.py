@@ -5,7 +5,8 @@ import pytest
 from tests.pipeline import harness as fakes
 from turbojax.api import Pipeline
 from turbojax.configs import ClusterConfig, EngineConfig, GenerationConfig, LogitsProcessor
-from turbojax.distributed.start import Alone, check_config, facts_of, together
+from turbojax.distributed.places import place_of
+from turbojax.distributed.start import Alone, check_config, check_devices, facts_of, together
 from turbojax.distributed.watch import Watch
 from turbojax.errors import ConfigError, EngineFailedError, ProcessLostError
 
@@ -55,6 +56,13 @@ def test_versions_are_facts():
 def test_what_several_processes_cannot_do_is_refused(field, value):
     with pytest.raises(ConfigError, match=f"EngineConfig.{field} is {value}; accepted: .* with several processes"):
         check_config(config(0, **{field: value}))
+
+
+def test_the_model_is_cut_between_all_devices_there_are():
+    place = place_of(config(0).cluster, {})
+    check_devices(8, 8, place)
+    with pytest.raises(ConfigError, match=r"EngineConfig\.tp is 4; accepted: 8: the devices of all 2 processes"):
+        check_devices(4, 8, place)
 
 
 def test_a_cluster_is_a_config():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
@@ -36,6 +37,8 @@ def follow(model: str | None, config: EngineConfig) -> None:
     files, ports and answers are the first one's alone."""
     if config.cluster is None or place_of(config.cluster).is_leader:
         return
+    # Sent to all processes at once, it would cut the requests that the first one still answers: that one ends this one.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     with open_pipeline(model, config):
         raise AssertionError("a follower does not come back")
 

@@ -132,7 +132,7 @@ def meet(config: EngineConfig) -> Processes:
     facts = facts_of(config)
     links = gather(place, facts) if place.is_leader else [join(place, facts)]
     try:
-        start_jax(place)
+        check_devices(config.tp, start_jax(place), place)
     except BaseException:
         for link in links:
             link.close()
@@ -140,8 +140,9 @@ def meet(config: EngineConfig) -> Processes:
     return Processes(place, links)
 
 
-def start_jax(place: Place) -> None:
-    """
+def start_jax(place: Place) -> int:
+    """The devices of all processes.
+
     Raises:
         CoordinatorUnreachableError: JAX's processes did not meet, though ours did: most likely a port is closed.
         ClusterError: JAX was used before.
@@ -160,6 +161,17 @@ def start_jax(place: Place) -> None:
         )
         kind = ClusterError if "before" in str(error) or "once" in str(error) else CoordinatorUnreachableError
         raise kind(f"{text}: {error}") from error
+    return jax.device_count()
+
+
+def check_devices(tp: int, num_devices: int, place: Place) -> None:
+    """
+    Raises:
+        ConfigError: a device, and so perhaps a process, would have no part in the model.
+    """
+    if tp != num_devices:
+        accepted = f"{num_devices}: the devices of all {place.num_processes} processes"
+        raise ConfigError("EngineConfig", "tp", tp, accepted)
 
 
 def stop_jax() -> None:
