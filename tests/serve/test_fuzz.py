@@ -36,7 +36,8 @@ BODIES = {
     "/v1/chat/completions": {
         **SAMPLING, "messages": MESSAGES, "tools": [TOOL], "tool_choice": "auto", "parallel_tool_calls": True,
         "logprobs": True, "top_logprobs": 2, "max_completion_tokens": 4, "reasoning_effort": "none",
-        "chat_template_kwargs": {"enable_thinking": False}, "enable_thinking": True, "functions": None,
+        "chat_template_kwargs": {"enable_thinking": False}, "enable_thinking": True, "add_generation_prompt": False,
+        "continue_final_message": True, "functions": None,
         "metadata": None, "modalities": ["text"], "store": False,
     },
     "/v1/completions": {

@@ -177,6 +177,25 @@ def test_reasoning_is_apart_from_content(chat):
     assert off.content == "<think> is a tag"
 
 
+ASKED = "<|im_start|>user\nWhat is the weather in Paris?<|im_end|>\n<|im_start|>assistant\nIt is"
+
+
+@pytest.mark.parametrize(
+    ("fields", "prompt"),
+    [
+        ({}, f"{ASKED}<|im_end|>\n<|im_start|>assistant\n"),
+        ({"continue_final_message": True}, ASKED),
+        ({"add_generation_prompt": False}, f"{ASKED}<|im_end|>\n"),
+    ],
+)
+def test_the_prompt_ends_where_the_answer_is_to_begin(chat, fields, prompt):
+    begun = [*ASK, {"role": "assistant", "content": "It is"}]
+    chat.scripted.say(" sunny.")
+    answer = chat.client.chat.completions.create(model=MODEL_NAME, messages=begun, extra_body=fields)
+    assert answer.choices[0].message.content == " sunny."
+    assert answer.usage.prompt_tokens == len(chat.scripted.pipe.tokenizer.encode(prompt, add_special_tokens=False))
+
+
 def test_a_malformed_call_is_content(chat):
     message, reason = chat.ask("<tool_call>get_weather(Paris)</tool_call>", tools=[WEATHER])
     assert (message.content, message.tool_calls, reason) == ("<tool_call>get_weather(Paris)</tool_call>", None, "stop")
@@ -253,6 +272,10 @@ def test_a_strict_tool_is_called_as_its_schema_says(chat):
         ({"tool_choice": "auto"}, "tool_choice"),
         ({"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
         ({"tools": [WEATHER, WEATHER]}, "tools[1].function.name"),
+        (
+            {"extra_body": {"continue_final_message": True, "add_generation_prompt": True}},
+            "add_generation_prompt",
+        ),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
         (
             {"tools": [WEATHER], "tool_choice": "required", "response_format": {"type": "json_object"}},

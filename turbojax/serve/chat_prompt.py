@@ -38,7 +38,11 @@ def chat_prompt(service: Service, body: ChatRequest) -> ChatPrompt:
         raise MissingTokenizerError("the model has no tokenizer; use /v1/completions with token ids")
     tools = tools_of(body)
     kwargs = template_kwargs(body, service.tokenizer.chat_template or "")
-    text = render(body.messages, tools, kwargs, service.tokenizer)
+    continues, begins = bool(body.continue_final_message), body.add_generation_prompt
+    text = render(
+        body.messages, tools, kwargs, service.tokenizer, continue_final_message=continues,
+        add_generation_prompt=not continues if begins is None else begins,
+    )  # fmt: skip
     choice = body.tool_choice.model_dump() if isinstance(body.tool_choice, NamedTool) else body.tool_choice
     content = None if body.response_format is None else as_engine_format(body.response_format)
     form = answer_format(

@@ -73,6 +73,8 @@ class ChatRequest(Sampling):
     # Beyond OpenAI's.
     chat_template_kwargs: dict[str, Any] | None = None
     enable_thinking: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
     # OpenAI's that this server does not offer: accepted where they ask for what it does anyway.
     audio: Annotated[None, because("answers are text")] = None
