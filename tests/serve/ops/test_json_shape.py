@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turbojax.serve.json_shape import Shape, at_most, exactly
@@ -26,6 +26,7 @@ def walked(value) -> Shape:
     return Shape(1 + sum(one.num_containers for one in inner), 1 + max([one.depth for one in inner], default=0))
 
 
+@settings(deadline=None)
 @given(values, st.booleans(), st.sampled_from([None, 2]))
 def test_the_shape_is_that_of_the_value(value, ascii_only, indent):
     text = json.dumps(value, ensure_ascii=ascii_only, indent=indent).encode()
