@@ -151,10 +151,12 @@ def test_a_pod_has_time_to_drain():
     assert grace_s > pause_s + server_command().params["drain_s"] + 10
 
 
-def test_a_start_has_more_time_than_a_stall():
+def test_a_start_has_minutes_and_a_stuck_engine_is_not_waited_for():
     startup, live = container()["startupProbe"], container()["livenessProbe"]
     assert startup["periodSeconds"] * startup["failureThreshold"] >= 600
     assert live["timeoutSeconds"] <= live["periodSeconds"]
+    pause_s = float(container()["lifecycle"]["preStop"]["exec"]["command"][1])
+    assert pause_s < live["terminationGracePeriodSeconds"] < pod()["terminationGracePeriodSeconds"] / 2
 
 
 def test_another_replica_starts_at_85_per_cent_of_the_pool():
