@@ -8,7 +8,7 @@ import math
 import httpx
 import pytest
 
-from tests.serve.harness import CHAT_TEMPLATE
+from tests.serve.harness import CHAT_TEMPLATE, fake_pipeline, serving_pipe
 from turbojax.configs import GenerationConfig
 from turbojax.serve.protocol.chat import ChatChunk, ChatCompletion
 
@@ -219,3 +219,18 @@ def test_the_log_has_the_user_that_the_client_names_and_nothing_of_what_was_said
     (fields,) = [record.fields for record in caplog.records if record.getMessage() == "generation"]
     assert fields["user"] == "somebody"
     assert "secret" not in caplog.text
+
+
+def test_an_engine_that_is_closed_ends_a_stream_with_an_error():
+    with fake_pipeline() as pipe, serving_pipe(pipe) as url, httpx.Client(base_url=url, timeout=60) as client:
+        body = BODY | {"stream": True, "max_tokens": 390}
+        with client.stream("POST", "/v1/chat/completions", json=body) as response:
+            assert response.status_code == 200
+            lines = (line for line in response.iter_lines() if line)
+            next(lines)
+            pipe.close()
+            *_, last = lines
+        assert json.loads(last.removeprefix("data: "))["error"]["code"] == "shutting_down"
+        late = client.post("/v1/chat/completions", json=body)
+        assert late.status_code == 503
+        assert late.headers["Retry-After"]

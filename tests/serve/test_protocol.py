@@ -13,21 +13,26 @@ from pydantic import TypeAdapter, WrapValidator
 
 from tests.serve.harness import MODEL_NAME, fake_pipeline, service_on
 from turbojax.configs import GenerationConfig
+from turbojax.engine.request import Progress
+from turbojax.engine.response import Answer
 from turbojax.errors import (
     ConfigError,
     EngineClosedError,
     EngineFailedError,
+    GuideError,
     InvalidFieldError,
+    NumericsError,
     PromptTooLongError,
     QueueFullError,
     RequestError,
-)  # fmt: skip
+)
 from turbojax.serve.app import create_app
 from turbojax.serve.generation import SAME, generation_config, naming
 from turbojax.serve.openai_errors import ApiError, parsed, to_api_error
 from turbojax.serve.protocol.chat import ChatRequest
 from turbojax.serve.protocol.completions import CompletionRequest
 from turbojax.serve.protocol.embeddings import EmbeddingRequest
+from turbojax.serve.tally import Tally
 
 FORM = {"type": "json_schema"}
 MESSAGES = [{"role": "user", "content": "Hi"}]
@@ -196,3 +201,20 @@ def test_the_page_on_serving_names_every_field_and_route(service):
     assert [name for name in fields if name not in refused and f"`{name}" not in page] == []
     routes = {path for path in create_app(service).openapi()["paths"] if path.startswith("/v1")}
     assert [path for path in routes if path.split("{")[0].rstrip("/") not in page and "/batches" not in path] == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "code"),
+    [
+        (EngineClosedError, 503, "shutting_down"),
+        (EngineFailedError, 500, "engine_failed"),
+        (GuideError, 400, None),
+        (NumericsError, 500, "generation_failed"),
+    ],
+)
+def test_an_answer_that_fails_on_its_way_has_a_status_too(kind, status, code):
+    answer = Answer([1, 2], 0, 0, wants_prompt_logprobs=False)
+    piece = answer.hand_on("error", "why", Progress([], "error", kind("why")))
+    with pytest.raises(ApiError, match="why") as caught:
+        Tally().add(piece)
+    assert (caught.value.status, caught.value.code) == (status, code)

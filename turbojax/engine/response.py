@@ -31,6 +31,7 @@ class Response:
         num_input_tokens: of the prompt.
         num_generated_tokens: so far, the stop token included.
         error: what went wrong, if it did.
+        error_type: the kind of it: the name of a class in `turbojax.errors`, or of another exception.
         index: of the prompt in its list.
         sample_index: of the sample, 0 .. n - 1.
         num_cached_tokens: of the prompt, found in the prefix cache.
@@ -64,6 +65,7 @@ class Response:
     prompt_logprobs: list[LogprobOf | None] | None = None
     logits: np.ndarray | None = None
     last_hidden_state: np.ndarray | None = None
+    error_type: str | None = None
 
 
 class Answer:
@@ -99,6 +101,8 @@ class Answer:
         self.token_ids, self._text = [], ""
         self._num_tokens += len(tokens)
         wanted = self._wanted(tokens) if self._outputs or self._prompt_outputs or self._owes_first else {}
+        if progress.error is not None:
+            wanted["error_type"] = type(progress.error).__name__
         return Response(
             text, tokens, finish_reason, self._num_prompt_tokens, self._num_tokens, error,
             self._index, self._sample_index, progress.num_cached_tokens, progress.started_s, self._first_token_s,

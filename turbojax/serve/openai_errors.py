@@ -11,10 +11,12 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 
+from turbojax.engine.response import Response
 from turbojax.errors import (
     ConfigError,
     EngineClosedError,
     EngineFailedError,
+    GuideError,
     InvalidFieldError,
     MissingExtraError,
     PromptTooLongError,
@@ -27,6 +29,8 @@ Body = TypeVar("Body", bound=BaseModel)
 
 INVALID, OVERLOADED, SERVER = "invalid_request_error", "overloaded_error", "server_error"
 RETRY_AFTER_S = 1
+# What ends answers on their way and has a status of its own.
+FAILURES = {kind.__name__: kind for kind in (EngineClosedError, EngineFailedError, GuideError)}
 
 
 class ApiError(Exception):
@@ -63,6 +67,14 @@ class ApiError(Exception):
 
 def written(text: str) -> str:
     return text.encode(errors="backslashreplace").decode()
+
+
+def failure_of(piece: Response) -> ApiError:
+    """What a client is told of an answer that failed on its way."""
+    kind, message = FAILURES.get(piece.error_type or ""), piece.error or ""
+    if kind is None:
+        return ApiError(500, message, SERVER, code="generation_failed")
+    return to_api_error(kind(message))
 
 
 def to_api_error(error: BaseException) -> ApiError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from turbojax.engine.response import Response
-from turbojax.serve.openai_errors import SERVER, ApiError
+from turbojax.serve.openai_errors import failure_of
 from turbojax.serve.protocol.usage import CompletionTokensDetails, PromptTokensDetails, Usage
 
 
@@ -23,8 +23,8 @@ class Tally:
         Raises:
             ApiError: its request failed.
         """
-        if piece.error is not None and piece.finish_reason == "error":
-            raise ApiError(500, piece.error, SERVER, code="generation_failed")
+        if piece.finish_reason == "error":
+            raise failure_of(piece)
         if piece.sample_index == 0:  # other samples find the prompt of the first in the cache
             self._prompts[piece.index] = piece.num_input_tokens, piece.num_cached_tokens
         if self._counts_answers:
