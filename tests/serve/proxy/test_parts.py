@@ -170,6 +170,7 @@ class TestHeaders:
         raw = [
             (b"Server", b"x"), (b"Date", b"y"), (b"Connection", b"keep-alive"), (b"Transfer-Encoding", b"chunked"),
             (b"Content-Type", b"text/event-stream"), (b"X-Request-Id", b"other"), (b"Content-Encoding", b"gzip"),
+            (b"Access-Control-Allow-Origin", b"*"),
         ]  # fmt: skip
         assert headers.to_client(raw) == [
             (b"content-type", b"text/event-stream"), (b"content-encoding", b"gzip"),

@@ -50,5 +50,5 @@ def to_node(scope: Scope, request_id: str, api_key: str | None) -> CIMultiDict[s
 
 
 def to_client(raw: RawHeaders) -> list[tuple[bytes, bytes]]:
-    """Headers of an answer as the client gets them."""
-    return _passed(raw, _OWN_TO_CLIENT)
+    """Headers of an answer as the client gets them. Which pages may call is the proxy's to say, not each node's."""
+    return [pair for pair in _passed(raw, _OWN_TO_CLIENT) if not pair[0].startswith(b"access-control-")]
