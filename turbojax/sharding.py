@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -194,10 +195,25 @@ class Placement:
 
         return jax.tree.map(copy, weights, self.shardings(weights))
 
+    def join_abstract(self, shard: Weights) -> Weights:
+        """The shapes of `join` from those of one shard."""
+        if self.num_shards == 1:
+            return self.abstract(shard)
+
+        def joined(spec: PartitionSpec, leaf: Any) -> Any:
+            return jax.ShapeDtypeStruct(
+                self._joined_shape(spec, leaf.shape), leaf.dtype, sharding=NamedSharding(self.mesh, spec)
+            )
+
+        return jax.tree.map(joined, self.rules.of(shard), shard, is_leaf=lambda node: isinstance(node, PartitionSpec))
+
     def _joined(self, spec: PartitionSpec, parts: list[jax.Array]) -> jax.Array:
-        cut = [*spec, *[None] * (parts[0].ndim - len(spec))]
-        shape = tuple(n if axis is None else n * self.num_shards for n, axis in zip(parts[0].shape, cut, strict=True))
+        shape = self._joined_shape(spec, parts[0].shape)
         return jax.make_array_from_single_device_arrays(shape, NamedSharding(self.mesh, spec), parts)
+
+    def _joined_shape(self, spec: PartitionSpec, shape: tuple[int, ...]) -> tuple[int, ...]:
+        cut = [*spec, *[None] * (len(shape) - len(spec))]
+        return tuple(n if axis is None else n * self.num_shards for n, axis in zip(shape, cut, strict=True))
 
 
 HERE = Placement()
@@ -205,9 +221,14 @@ HERE = Placement()
 
 
 def device_bytes(tree: Any) -> int:
-    """Bytes that a tree takes of each of its devices."""
-    leaves = jax.tree.leaves(tree)
-    return sum(int(np.prod(leaf.sharding.shard_shape(leaf.shape))) * leaf.dtype.itemsize for leaf in leaves)
+    """Bytes that a tree takes of each of its devices; abstract leaves without a sharding are on one."""
+
+    def of(leaf: Any) -> int:
+        sharding = getattr(leaf, "sharding", None)
+        shape = leaf.shape if sharding is None else sharding.shard_shape(leaf.shape)
+        return math.prod(shape) * leaf.dtype.itemsize
+
+    return sum(map(of, jax.tree.leaves(tree)))
 
 
 def placements(tp: int, dp: int) -> list[Placement]:

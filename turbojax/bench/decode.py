@@ -49,6 +49,8 @@ class Grid:
             raise BenchError("against-greedy compares sampled steps: give top-p, top-k, min-p or temperature too")
         if self.profile and not backend.on_gpu():
             raise BenchError("profile sums GPU kernels, and needs an NVIDIA GPU")
+        if (self.loop or self.profile) and settings.num_shards > 1:
+            raise BenchError(f"loop and profile run on one device, and tp is {settings.num_shards}")
         largest = max(batch for batch, _ in self.cells)
         config = settings.config(max_batch_size=largest)
         if config.max_batch_size is not None and config.max_batch_size < largest:

@@ -1,7 +1,8 @@
 """Bytes and FLOPs of a step, from the model's own arrays and spec, and the least time that a device needs for them.
 
 A step is a chain of operations, each waiting for the one before; each takes at least the time of its bytes or of its
-FLOPs, whichever is longer, and the step the sum of these. Weights (scales included), K and V count once; norms,
+FLOPs, whichever is longer, and the step the sum of these. Of a model in shards it is the work of each device, and what
+they exchange counts nothing. Weights (scales included), K and V count once; norms,
 activations and sampling count nothing.
 """
 
@@ -17,9 +18,9 @@ import jax.numpy as jnp
 from pallas_kernels import backend
 from pallas_kernels.eight_bit_linear import EightBitWeights
 from pallas_kernels.kv_cache import bytes_per_token
-from turbojax.assembly import tree_bytes
 from turbojax.core.weights import Linear, Weights
 from turbojax.models.spec import LayerSpec, LinearSpec, SegmentSpec
+from turbojax.sharding import device_bytes
 
 ROUNDS = 3
 
@@ -110,7 +111,7 @@ def linear_ops(weights: Weights, num_rows: int) -> list[Op]:
 def linear_op(name: str, spec: LinearSpec, w: Linear, num_rows: int, num_layers: int = 1) -> Op:
     """A stack of linears, each read once."""
     num_flops = 2.0 * num_rows * spec.in_dim * spec.out_dim * num_layers
-    return Op(name, tree_bytes(w), num_flops, dot_speed=2 if isinstance(w.weight, EightBitWeights) else 1)
+    return Op(name, device_bytes(w), num_flops, dot_speed=2 if isinstance(w.weight, EightBitWeights) else 1)
 
 
 def head_op(weights: Weights, num_rows: int) -> Op:

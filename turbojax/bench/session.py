@@ -26,6 +26,7 @@ from turbojax.bench.settings import DEFAULT_WEIGHTS, Settings
 from turbojax.configs import EngineConfig
 from turbojax.models.model import Model
 from turbojax.models.random_model import random_model
+from turbojax.sharding import placements
 
 TOP_KERNELS = 12
 Say = Callable[[str], None]
@@ -119,20 +120,21 @@ def open_bench(settings: Settings, say: Say) -> Bench:
     Raises:
         TurbojaxError, CheckpointError: there is no such model.
     """
+    [placement] = placements(settings.num_shards, 1)
     rates = device_rates(settings)
     say(f"reads {rates.bytes_per_s / 1e12:.3g} TB/s, dots {rates.flops_per_s / 1e12:.3g} TFLOP/s")
     config, start = settings.config(), time.perf_counter()
     if settings.shape is not None:
         model = random_model(
             settings.shape, settings.weights or DEFAULT_WEIGHTS, config.dtype, config.kv_bits,
-            kv_hadamard=bool(config.kv_hadamard),
+            kv_hadamard=bool(config.kv_hadamard), placement=placement,
         )  # fmt: skip
     else:
         from turbojax.hub import resolve_model
 
         path = resolve_model(settings.model)
         with progress_bar(f"loading {path.name}", total=1) as advance:
-            model = open_model(path, config, advance)
+            model = open_model(path, config, advance, placement)
     jax.block_until_ready(model.weights)
     model_s = time.perf_counter() - start
     say(f"{settings.shape or settings.model}: weights after {model_s:.1f} s")

@@ -87,4 +87,10 @@ class Settings:
         suffix = [f"{_SAMPLING_NAMES[k]} {v:g}" for k, v in picks if k in _SAMPLING_NAMES]
         kv = (f"kv{self.kv}",) if names_kv else ()
         how = [shown for field, shown in _ENGINE_NAMES.items() if self.engine.get(field)]
-        return " ".join(part for part in (*prefix, name, *kv, *how, *suffix) if part)
+        devices = (f"tp{self.num_shards}",) if self.num_shards > 1 else ()
+        return " ".join(part for part in (*prefix, name, *kv, *devices, *how, *suffix) if part)
+
+    @property
+    def num_shards(self) -> int:
+        """Devices that the model is cut between."""
+        return int(self.engine.get("tp", 1))

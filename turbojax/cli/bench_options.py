@@ -48,6 +48,7 @@ class Common:
         bool, typer.Option("--batch-invariant", rich_help_panel=_ENGINE, help="Bits that no other request changes.")
     ] = False
     dtype: options.Dtype = None
+    tp: options.Tp = None
     max_batch_size: options.MaxBatchSize = None
     cache_max_entry_count: options.CacheMaxEntryCount = None
     max_prefill_token_num: Annotated[
@@ -99,7 +100,9 @@ class Common:
         Raises:
             BenchError, ConfigError: a value is out of range, or contradicts another.
         """
-        engine = ("dtype", "max_batch_size", "cache_max_entry_count", "max_prefill_token_num", "num_decode_steps")
+        engine = (
+            "dtype", "tp", "max_batch_size", "cache_max_entry_count", "max_prefill_token_num", "num_decode_steps",
+        )  # fmt: skip
         sampling = {"temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k, "min_p": self.min_p}
         given = {name: value for name, value in sampling.items() if value is not None}
         settings = Settings(

@@ -22,6 +22,8 @@ def prepare_environment() -> None:
         "JAX_COMPILATION_CACHE_DIR": str(cache_dir() / "xla"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+        # NVLink's multicast needs rights that containers often lack, and NCCL then ends the process.
+        "NCCL_NVLS_ENABLE": "0",
         # transformers says at import that it found no torch, which it is not asked to use.
         "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
     }

@@ -22,10 +22,12 @@ from pallas_kernels.eight_bit_linear import EightBitWeights
 from turbojax.core.weights import Linear, Weights
 from turbojax.errors import ModelConfigError
 from turbojax.models.abstract import abstract_weights
+from turbojax.models.cutting import ModelCut
 from turbojax.models.families import Architecture, architecture_of
 from turbojax.models.model import Model, resolve_dtype
 from turbojax.models.planning import KVBits, plan_model
 from turbojax.models.shapes import shape_config
+from turbojax.sharding import HERE, Placement
 
 LINEARS = ("q", "k", "v", "o", "gate", "up", "down")
 WEIGHT_FORMATS: Mapping[str, TensorFormat] = {
@@ -50,10 +52,11 @@ def random_model(
     *,
     kv_hadamard: bool = False,
     seed: int = 0,
+    placement: Placement = HERE,
 ) -> Model:
     """A model of a named shape whose random weights keep activations at their ordinary size.
 
-    Weights are made on the default device, a layer at a time, so memory stays at the result plus one layer. On a GPU
+    Weights are made on their devices, a layer at a time, so memory stays at the result plus one layer. On a GPU
     affine codes come packed, as the kernels read them; embedding and head are dense.
 
     Args:
@@ -62,7 +65,8 @@ def random_model(
         dtype: see `load_model`.
         kv_bits: bits of K and of V in the KV cache, for all layers or as a function of the layer.
         kv_hadamard: see `EngineConfig`.
-        seed: of the weights.
+        seed: of the weights; each shard has its own.
+        placement: devices that the model is cut between.
 
     Raises:
         UnknownShapeError, ModelConfigError: an argument names nothing that exists.
@@ -74,7 +78,13 @@ def random_model(
     checkpoint = described_checkpoint(shape, config, arch, WEIGHT_FORMATS[weight_format])
     bits = kv_bits if callable(kv_bits) else lambda layer: kv_bits
     spec = plan_model(checkpoint, arch, resolve_dtype(dtype, config), bits, kv_hadamard)
-    return Model(Path(shape), spec, random_weights(abstract_weights(spec), seed), config, {})
+    if placement.num_shards > 1:
+        spec = ModelCut.of(spec, placement.num_shards).shard_spec()
+    shards = []
+    for number, device in enumerate(placement.devices):
+        with jax.default_device(device):
+            shards.append(random_weights(abstract_weights(spec), seed + number))
+    return Model(Path(shape), spec, placement.join(shards), config, {}, placement)
 
 
 def described_checkpoint(name: str, config: dict[str, Any], arch: Architecture, form: TensorFormat) -> Checkpoint:

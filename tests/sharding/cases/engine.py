@@ -26,9 +26,10 @@ def golden(goldens):
 
 
 def test_preempted_and_cached_requests_give_the_recorded_tokens(goldens, golden):
-    """The pool has room for one and a half of them; the second call finds pages of the first."""
-    prompts, want = golden
-    with pipeline(goldens / "llama_plain", EngineConfig(**SMALL, tp=2, cache_max_entry_count=6)) as pipe:
+    """Two sequences grow from 3 pages each to 4 and 5, in 7 pages; the second call finds pages of the first."""
+    prompts, want = ([found[i] for i in (0, -1)] for found in golden)
+    config = SMALL | {"cache_block_seq_len": 8, "max_prefill_token_num": 64, "cache_max_entry_count": 8}
+    with pipeline(goldens / "llama_plain", EngineConfig(**config, tp=2)) as pipe:
         assert [r.token_ids for r in pipe(prompts, GREEDY)] == want
         assert pipe.metrics.num_preemptions > 0
         cached = pipe.metrics.num_cached_tokens
