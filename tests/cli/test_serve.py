@@ -62,6 +62,7 @@ def test_options_reach_their_configs(run, served):
     [
         ("--server-port", "70000", "ServeConfig.server_port is 70000"),
         ("--quant-policy", "3", "EngineConfig.quant_policy is 3"),
+        ("--tp", "0", "EngineConfig.tp is 0"),
         ("--api-keys", "short", "ServeConfig.api_keys is '1 keys'"),
     ],
 )
