@@ -19,9 +19,14 @@ MODEL = "SmolLM2-135M-Instruct"
 READY_S = 300  # on a machine that does much beside
 # Few and small programs: each takes seconds to compile.
 OPTIONS = (
-    "--server-port", "0", "--dtype", "float32", "--session-len", "128", "--max-batch-size", "1",
+    "--server-port", "0", "--dtype", "float32", "--session-len", "192", "--max-batch-size", "1",
     "--max-prefill-token-num", "64",
 )  # fmt: skip
+# The model's own template knows no tools.
+TOOLS_TEMPLATE = """{% if tools %}<|im_start|>system
+{% for tool in tools %}{{ tool.function | tojson }}
+{% endfor %}Call: <tool_call>{"name": ..., "arguments": ...}</tool_call><|im_end|>
+{% endif %}"""
 pytestmark = pytest.mark.slow
 
 
@@ -33,9 +38,19 @@ def prompts(smollm2):
 
 
 @pytest.fixture(scope="module")
-def client(prompts):
+def template(smollm2, tmp_path_factory):
+    """A file with the model's template behind one that shows tools."""
+    from turbojax.tokenizer import load_tokenizer
+
+    path = tmp_path_factory.mktemp("templates") / "tools.jinja"
+    path.write_text(TOOLS_TEMPLATE + load_tokenizer(smollm2).chat_template)
+    return path
+
+
+@pytest.fixture(scope="module")
+def client(prompts, template):
     """A client of `turbojax serve api_server`, which ends by itself on SIGTERM."""
-    command = [sys.executable, "-m", "turbojax", "serve", "api_server", *OPTIONS]
+    command = [sys.executable, "-m", "turbojax", "serve", "api_server", *OPTIONS, "--chat-template", str(template)]
     env = os.environ | {"PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(command, cwd=ROOT, env=env, stderr=subprocess.PIPE, text=True) as server:
         watchdog = threading.Timer(READY_S, server.kill)
@@ -111,3 +126,26 @@ def test_an_answer_follows_its_schema(client):
     answer = json.loads(got.choices[0].message.content)
     assert isinstance(answer["city"], str)
     assert isinstance(answer["people"], int)
+
+
+def test_a_tool_is_called_as_its_schema_says(client):
+    pytest.importorskip("llguidance")
+    schema = {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 20}},
+        "required": ["city"],
+        "additionalProperties": False,
+    }
+    tool = {"type": "function", "function": {"name": "get_weather", "parameters": schema}}
+    ask = {
+        "model": MODEL, "messages": [{"role": "user", "content": "What is the weather in Paris?"}], "tools": [tool],
+        "tool_choice": "required", "parallel_tool_calls": False, "temperature": 0, "max_tokens": 60,
+    }  # fmt: skip
+    choice = client.chat.completions.create(**ask).choices[0]
+    assert choice.finish_reason == "tool_calls"
+    (call,) = choice.message.tool_calls
+    assert call.function.name == "get_weather"
+    assert len(json.loads(call.function.arguments)["city"]) <= 20
+    with client.chat.completions.stream(**ask) as stream:
+        streamed = stream.get_final_completion().choices[0].message.tool_calls
+    assert [one.function.arguments for one in streamed] == [call.function.arguments]
