@@ -92,14 +92,14 @@ def run(model: str | None, engine: EngineConfig, config: ServeConfig) -> None:
         from turbojax.serve.app import create_app
         from turbojax.serve.batches.disk import check_folder
         from turbojax.serve.logs import logging_to
-        from turbojax.serve.server import listen, run_server
+        from turbojax.serve.server import ending_on_sigterm, listen, run_server
         from turbojax.serve.service import Service
     except ImportError as error:
         raise MissingExtraError(f"{error.name} is not installed: pip install 'turbojax[serve]'") from error
     session.follow(model, engine)
     # A folder or a port that is taken is known before a model is loaded for it.
     check_folder(config.batch_dir)
-    with listen(config) as listener, session.open_pipeline(model, engine) as pipe:
+    with ending_on_sigterm(), listen(config) as listener, session.open_pipeline(model, engine) as pipe:
         service = Service(pipe, config, config.model_name or default_name(model))
         app = create_app(service)
         with logging_to(None, config):

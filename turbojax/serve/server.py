@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import logging
+import signal
 import socket
 import ssl
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -52,6 +54,19 @@ def run_server(
     server = Server(app, config, on_ready)
     server.run_on(listener or listen(config))
     return not server.has_cut
+
+
+@contextmanager
+def ending_on_sigterm() -> Iterator[None]:
+    """Has SIGTERM end the process while a model loads or an engine closes; `run_server` has handlers of its own.
+
+    As the first process of a container, one without a handler would not even hear it.
+    """
+    before = signal.signal(signal.SIGTERM, lambda sig, frame: sys.exit(128 + sig))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

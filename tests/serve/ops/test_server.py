@@ -25,7 +25,7 @@ from turbojax.errors import ServerError
 from turbojax.serve.app import create_app
 from turbojax.serve.connections import BUSY
 from turbojax.serve.gate import Gate
-from turbojax.serve.server import Server, background_server, listen, url_of
+from turbojax.serve.server import Server, background_server, ending_on_sigterm, listen, url_of
 from turbojax.serve.settings import ServeConfig
 
 ROOT = Path(__file__).parents[3]
@@ -143,6 +143,21 @@ def test_a_server_with_nothing_to_do_ends_at_once():
     with process(drain_s=1000) as (server, _):
         server.process.send_signal(signal.SIGINT)
         assert server.end()[0] == 0
+
+
+def load_and_be_told_to_end(closed: list[str]) -> None:
+    with ending_on_sigterm(), contextlib.ExitStack() as opened:
+        opened.callback(closed.append, "the listener")
+        signal.raise_signal(signal.SIGTERM)
+
+
+def test_while_a_model_loads_a_signal_ends_the_process_and_closes_what_is_open():
+    before, closed = signal.getsignal(signal.SIGTERM), list[str]()
+    with pytest.raises(SystemExit) as end:
+        load_and_be_told_to_end(closed)
+    assert end.value.code == 143, "as a shell has it: 128 and the signal"
+    assert closed == ["the listener"]
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 # -- listening --------------------------------------------------------------------------------------------
