@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import socket
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 
 import httpx
 import openai
@@ -35,6 +37,21 @@ async def dying_after_headers(received, connection):
 async def talking_nonsense(received, connection):
     await connection.raw(b"this is not HTTP\r\n\r\n")
     connection.abort()
+
+
+@contextmanager
+def full_listener(port):
+    """Nobody accepts there, and the queue is full: the system lets whoever connects wait."""
+    with ExitStack() as sockets:
+        listener = sockets.enter_context(socket.socket())
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", port))
+        listener.listen(0)
+        for _ in range(4):
+            one = sockets.enter_context(socket.socket())
+            one.setblocking(False)
+            one.connect_ex(("127.0.0.1", port))
+        yield
 
 
 @pytest.fixture
@@ -72,6 +89,16 @@ class TestBeforeTheFirstByte:
             for _ in range(2):
                 client.post(CHAT, json=BODY)
             assert two[0].received
+
+    def test_a_node_that_takes_no_connections_is_passed_over(self, two):
+        with proxy_over(two, connect_timeout_s=0.2) as client:
+            two[0].stop()
+            with full_listener(two[0].port):
+                assert [client.post(CHAT, json=BODY).status_code for _ in range(3)] == [200] * 3
+                assert not client.status_of(two[0])["is_up"]
+                assert "timeout" in client.status_of(two[0])["reason"].lower()
+            assert len(two[1].received) == 3
+            two[0].start()
 
     @pytest.mark.parametrize("status", [400, 401, 404, 422, 500])
     def test_what_would_be_the_same_elsewhere_is_the_answer(self, two, status):
