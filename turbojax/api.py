@@ -194,14 +194,6 @@ class Pipeline:
         finally:
             call.cancel()
 
-    def prepare(self, gen_config: GenerationConfig) -> None:
-        """Compiles the response format, which takes up to a second; requests with the same find it done. Any thread.
-
-        Raises:
-            ConfigError: it does not compile.
-        """
-        self._builder.prepare(gen_config)
-
     # -- scores -------------------------------------------------------------------------------------------
 
     def get_ppl(self, input_ids: Sequence[int] | Sequence[Sequence[int]]) -> list[float]:

@@ -81,14 +81,6 @@ class RequestBuilder:
                 requests[index, sample_index] = self._request(ids, config, one, sink)
         return requests
 
-    def prepare(self, config: GenerationConfig) -> None:
-        """Makes what bounds the answers of a config once, for requests to come.
-
-        Raises:
-            MissingExtraError, ConfigError: it cannot be made.
-        """
-        self._guides.guide(config)
-
     def _request(self, ids: np.ndarray, config: GenerationConfig, sampling: SamplingParams, sink: TextSink) -> Request:
         wants = wants_of(config)
         return Request(

@@ -11,6 +11,7 @@ import pytest
 from tests.serve.harness import CHAT_TEMPLATE, fake_pipeline, serving_pipe
 from turbojax.configs import GenerationConfig
 from turbojax.serve.protocol.chat import ChatChunk, ChatCompletion
+from turbojax.serve.tally import Tally
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 BODY = {"model": "tiny", "messages": MESSAGES, "max_tokens": 12, "temperature": 0}
@@ -234,3 +235,20 @@ def test_an_engine_that_is_closed_ends_a_stream_with_an_error():
         late = client.post("/v1/chat/completions", json=body)
         assert late.status_code == 503
         assert late.headers["Retry-After"]
+
+
+def test_what_nobody_expected_ends_a_stream_and_stands_in_the_log_alone(fake, monkeypatch, caplog):
+    add, pieces = Tally.add, []
+
+    def fails(self, piece):
+        pieces.append(piece)
+        if len(pieces) == 2:
+            raise KeyError("secret")
+        add(self, piece)
+
+    monkeypatch.setattr(Tally, "add", fails)
+    response = fake.post("/v1/chat/completions", json=BODY | {"stream": True, "max_tokens": 390})
+    error = json.loads(response.text.split("data: ")[-1])["error"]
+    assert (error["type"], error["code"]) == ("server_error", "internal_error")
+    assert "secret" not in response.text
+    assert "secret" in caplog.text

@@ -104,7 +104,6 @@ class Job:
             TurbojaxError: see `Service.stream`.
         """
         try:
-            await self.service.prepare(self.config)
             stream = self.service.stream(self.prompt.token_ids, self.config, request_id=self.id, user=self.user)
             async with aclosing(stream):
                 async for piece in stream:

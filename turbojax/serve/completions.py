@@ -90,7 +90,6 @@ class Job:
 
     async def pieces(self) -> AsyncGenerator[Response, None]:
         """Every piece, counted."""
-        await self.service.prepare(self.config)
         stream = self.service.stream(self.prompts, self.config, request_id=self.id, user=self.body.user)
         async with aclosing(stream):
             async for piece in stream:

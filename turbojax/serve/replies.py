@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -9,9 +10,12 @@ from pydantic import BaseModel
 from pydantic_core import to_json
 from starlette.responses import Response
 
-from turbojax.serve.openai_errors import to_api_error
+from turbojax.errors import TurbojaxError
+from turbojax.serve.openai_errors import ApiError, to_api_error
 from turbojax.serve.protocol.errors import ErrorBody
 from turbojax.serve.sse import DONE, EventStream, event, started
+
+log = logging.getLogger(__name__)
 
 # What the routes say of their errors in the OpenAPI document.
 ERRORS: dict[int | str, dict[str, Any]] = {
@@ -56,6 +60,8 @@ async def _events(chunks: AsyncGenerator[dict[str, Any], None]) -> AsyncGenerato
     except Exception as error:
         if is_first:
             raise
+        if not isinstance(error, ApiError | TurbojaxError):
+            log.exception("a stream failed")
         yield event(to_json(to_api_error(error).body))
     finally:
         await chunks.aclose()

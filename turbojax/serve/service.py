@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
@@ -23,7 +22,6 @@ from turbojax.serve.token_texts import TokenTexts
 
 if TYPE_CHECKING:
     from turbojax.api import Pipeline
-    from turbojax.generation import GenerationConfig
     from turbojax.request_builder import GenConfigs, Prompts
     from turbojax.tokenizer import Tokenizer
 
@@ -70,15 +68,6 @@ class Service:
     def token_texts(self) -> TokenTexts:
         """The tokens one by one."""
         return TokenTexts(self.tokenizer)
-
-    async def prepare(self, gen_config: GenerationConfig) -> None:
-        """Compiles a response format beside the event loop, which would stand still for up to a second otherwise.
-
-        Raises:
-            ConfigError: it does not compile.
-        """
-        if gen_config.response_format is not None:
-            await asyncio.to_thread(self.pipe.prepare, gen_config)
 
     def stream(
         self,
