@@ -101,6 +101,8 @@ def first_bad_layer(weights: Weights, token_ids: np.ndarray) -> int | None:
 
 def describe_layer(weights: Weights, token_ids: np.ndarray) -> str:
     """`first_bad_layer` in words; what goes wrong on the way there is part of them."""
+    if weights.spec.num_shards > 1:
+        return "of a model in shards the layer is not looked for: run it on one device"
     try:
         layer, num_layers = first_bad_layer(weights, token_ids), weights.spec.num_layers
     except Exception as error:  # out of memory beside the pool, for one: the error at hand must not be lost for it

@@ -17,6 +17,7 @@ import jax
 from checkpoints.native import read_meta, restore_native, save_native
 from pallas_kernels.backend import on_gpu
 from turbojax.core.weights import LayerWeights, Weights
+from turbojax.errors import ModelConfigError
 from turbojax.models.abstract import abstract_weights
 from turbojax.models.model import Model
 from turbojax.models.native_shards import restore_shards
@@ -44,7 +45,15 @@ def save_model(model: Model, path: str | Path) -> None:
 
 
 def write_weights(path: Path, weights: Weights, config: Any, generation_config: Any) -> None:
-    """Writes weights in the form that kernels read, with all that `load_native_model` needs to know of them."""
+    """Writes weights in the form that kernels read, with all that `load_native_model` needs to know of them.
+
+    Raises:
+        ModelConfigError: they are cut into shards, whose padding belongs to this number of devices.
+    """
+    if weights.spec.num_shards > 1:
+        raise ModelConfigError(
+            f"{path}: the model is cut for {weights.spec.num_shards} devices; load it on one to save it"
+        )
     stored, forms = as_stored(weights)
     meta = {
         "spec": dataclasses.asdict(weights.spec),

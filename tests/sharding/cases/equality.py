@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import jax
 import numpy as np
 import pytest
 
 from tests.sharding.harness import generated, load, logits_of, recorded
 
+SHARED = Path(__file__).parents[4] / "shared"
 slow = pytest.mark.slow
 # Two layers each. Their 4 query and 2 kv heads leave shards of 8 empty; MLPs and vocabularies are padded, too.
 EXACT = [
@@ -66,6 +70,26 @@ def test_where_values_are_rounded_shards_differ_no_more_than_a_rounding_does(gol
         is_clear = first - second > 6 * limit
         assert is_clear.any()
         np.testing.assert_array_equal(generated(logits, length)[is_clear], generated(want, length)[is_clear])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tp", [2, 8])
+def test_smollm2_up_to_near_ties(smollm2, tp):
+    """9 query and 3 kv heads: an empty place on one of two devices; two pieces of each kv head on eight."""
+    path = SHARED / "smollm2" / "expected.json"
+    if not path.is_file():
+        pytest.skip(f"the recorded outputs are not at {path}")
+    prompts = [
+        p for p in json.loads(path.read_text())["prompts"] if len(p["input_ids"]) + len(p["greedy"]["ids"]) <= 128
+    ]
+    sequences = [np.array(p["input_ids"] + p["greedy"]["ids"], np.int32) for p in prompts]
+    found = logits_of(load(smollm2, tp), sequences)
+    for prompt, logits in zip(prompts, found, strict=True):
+        greedy = prompt["greedy"]
+        compared = len(greedy["ids"]) if greedy["near_tie"] is None else greedy["near_tie"]
+        assert compared > 0
+        tokens = generated(logits, len(prompt["input_ids"]))
+        assert tokens[:compared].tolist() == greedy["ids"][:compared], prompt["id"]
 
 
 def test_there_are_eight_devices():

@@ -14,7 +14,7 @@ from checkpoints import open_checkpoint
 from tests.sharding.harness import generated, load, logits_of, recorded
 from turbojax.api import pipeline
 from turbojax.configs import EngineConfig
-from turbojax.errors import ConfigError
+from turbojax.errors import ConfigError, ModelConfigError
 from turbojax.models import model as model_module
 from turbojax.models.abstract import abstract_weights
 from turbojax.models.cutting import PARTS, ModelCut
@@ -132,6 +132,11 @@ def test_a_native_checkpoint_is_restored_into_shards(tmp_path, form):
     [found], [want] = logits_of(restored, sequences), logits_of(model, sequences)
     rms = float(np.sqrt(np.mean((found - want) ** 2)) / want.std())
     assert rms < (1e-4 if form == "w4-awq" else 0.05), "activations of eight bits have a scale for half a row"
+
+
+def test_shards_are_not_saved(goldens, tmp_path):
+    with pytest.raises(ModelConfigError, match="the model is cut for 2 devices"):
+        save_model(load(goldens / "llama_plain", 2), tmp_path / "native")
 
 
 def test_a_native_checkpoint_whose_slices_are_no_shards_is_refused(goldens, tmp_path):
