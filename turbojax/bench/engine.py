@@ -15,6 +15,7 @@ from turbojax.bench.errors import BenchError
 from turbojax.bench.latency import Trace
 from turbojax.bench.load import LoadRequest
 from turbojax.configs import EngineConfig, GenerationConfig
+from turbojax.engine.guides import Guide
 from turbojax.engine.loop import EngineLoop
 from turbojax.engine.request import Progress, Request, Sink
 from turbojax.models.model import Model
@@ -36,8 +37,8 @@ class BenchEngine:
         self._loop = EngineLoop(parts.scheduler, parts.runner)
         self._request_ids = itertools.count()
 
-    def submit(self, request: LoadRequest, sampling: GenerationConfig, sink: Sink) -> None:
-        """Hands over a request that nothing but its length ends (or a sink that returns True).
+    def submit(self, request: LoadRequest, sampling: GenerationConfig, sink: Sink, guide: Guide | None = None) -> None:
+        """Hands over a request that nothing but its length ends (or a sink that returns True, or its guide).
 
         Raises:
             RequestError: it is too long for the engine.
@@ -51,6 +52,7 @@ class BenchEngine:
                 sampling=sampling_of(sampling),
                 stop_token_ids=(),
                 max_len=num_prompt_tokens + request.num_new_tokens,
+                guide=guide,
                 sink=sink,
             )
         )
@@ -88,6 +90,7 @@ def run_load(
     concurrency: int | None = None,
     arrivals_s: np.ndarray | None = None,
     on_finish: Callable[[], object] = lambda: None,
+    guide: Callable[[], Guide | None] = lambda: None,
 ) -> list[Trace]:
     """Runs the requests and returns what was heard of each.
 
@@ -98,6 +101,7 @@ def run_load(
         concurrency: a request is handed over as another finishes, so that this many are under way (closed loop).
         arrivals_s: when each is handed over instead, counted from now (open loop).
         on_finish: called as each finishes.
+        guide: makes a fresh one for each.
 
     Raises:
         BenchError: a request failed.
@@ -121,7 +125,7 @@ def run_load(
             wait_for_one()
         trace = Trace(time.perf_counter(), len(request.prompt_ids))
         traces.append(trace)
-        engine.submit(request, sampling, recorder(trace, finished.put))
+        engine.submit(request, sampling, recorder(trace, finished.put), guide())
     while num_waited_for < len(load):
         wait_for_one()
     return traces

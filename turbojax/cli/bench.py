@@ -170,3 +170,24 @@ def interleave(
     plan = Interleave(streams, context, prompt, steps, repeats)
     plan.config(common.settings())  # raises before anything is loaded
     _run(common, lambda opened: measure_interleave(opened, plan))
+
+
+@bench.command()
+@with_common
+def guided(
+    common: Common,
+    batch: Annotated[str, typer.Option(help="Sequences at once.", metavar="N,N,...")] = "1,16,64",
+    input_len: Annotated[int, typer.Option(help="Tokens of each prompt.")] = 128,
+    output_len: Annotated[int, typer.Option(help="Tokens of each answer.")] = 128,
+    schema: Annotated[
+        Path | None,
+        typer.Option(exists=True, dir_okay=False, help="A JSON schema; by default one whose answers never end."),
+    ] = None,
+) -> None:
+    """Time answers that follow a JSON schema beside free ones, and the host's masks."""
+    from turbojax.bench.guided import ENDLESS_SCHEMA, Guided, measure_guided, read_schema
+
+    found = ENDLESS_SCHEMA if schema is None else read_schema(schema)
+    plan = Guided(_integers("batch", batch), input_len, output_len, found)
+    plan.config(common.settings())  # raises before anything is loaded
+    _run(common, lambda opened: measure_guided(opened, plan))
