@@ -82,6 +82,9 @@ def test_the_image_is_made_of_what_is_there():
             for source in rest.split()[:-1]:
                 assert (ROOT / source).exists(), source
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    ignored = (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()
+    sources = [source for word, rest in dockerfile() if word == "COPY" for source in rest.split()[:-1]]
+    assert {f"!{source}" for source in sources} == {line for line in ignored if line.startswith("!")}
     packages = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
     assert {f"/source/{name}" for name in packages} <= {
         rest.split()[-1] for word, rest in dockerfile() if word == "COPY"
@@ -268,7 +271,8 @@ def test_variables_are_declared():
 
 
 def test_every_file_is_read_here():
-    known = {*MANIFESTS, *PROMETHEUS, DEPLOY / "Dockerfile", DEPLOY / "README.md", DEPLOY / "grafana/dashboard.json"}
+    names = ("Dockerfile", "Dockerfile.dockerignore", "README.md", "grafana/dashboard.json")
+    known = {*MANIFESTS, *PROMETHEUS, *(DEPLOY / name for name in names)}
     assert {path for path in DEPLOY.rglob("*") if path.is_file()} == known
     assert all(documents(path) for path in (*MANIFESTS, *PROMETHEUS))
 
