@@ -30,7 +30,8 @@ ROUTERS = (
 
 def create_app(service: Service) -> FastAPI:
     """Routes, middlewares and error bodies around one service."""
-    app = FastAPI(title="turbojax", version=__version__, docs_url=None, redoc_url=None)
+    # A redirect to the path without its last slash would be an empty answer for clients that do not follow it.
+    app = FastAPI(title="turbojax", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.service = service
     for router in ROUTERS:
         app.include_router(router)

@@ -135,6 +135,16 @@ def validation_error(errors: Sequence[Any], body: Any) -> ApiError:
     return ApiError(400, f"{param or 'the body'}: {'; or: '.join(reasons)}", param=param)
 
 
+def no_json() -> ApiError:
+    message = "the body is not read as JSON: send it with the header 'Content-Type: application/json'"
+    return ApiError(415, message, code="unsupported_media_type")
+
+
+def no_route(method: str, path: str, error: HTTPException) -> ApiError:
+    message = f"there is no {method} {path[:100]} here; OpenAI's routes are under /v1, and /openapi.json has them all"
+    return ApiError(error.status_code, message, code="no_such_route", headers=error.headers)
+
+
 def place_of(error: Any) -> list[str | int]:
     return [part for part in error["loc"] if part != "body"]
 
@@ -167,12 +177,16 @@ def install(app: FastAPI) -> None:
 
     async def respond_invalid(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
-        told = validation_error(error.errors(), error.body)
+        is_unread = isinstance(error.body, bytes)  # its client did not say that it is JSON, as curl -d does not
+        told = no_json() if is_unread else validation_error(error.errors(), error.body)
         return JSONResponse(told.body, told.status, told.headers)
 
     async def respond_http(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
-        told = ApiError(error.status_code, str(error.detail), headers=error.headers)
+        if error.status_code in (404, 405):  # of the router: routes raise ApiErrors
+            told = no_route(request.method, request.url.path, error)
+        else:
+            told = ApiError(error.status_code, str(error.detail), headers=error.headers)
         return JSONResponse(told.body, told.status, told.headers)
 
     app.add_exception_handler(HTTPException, respond_http)
