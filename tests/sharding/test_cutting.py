@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -13,10 +14,10 @@ from hypothesis import strategies as st
 from checkpoints import AffineFormat, AffineTensor, Checkpoint, DenseFormat, EightBitFormat, EightBitTensor, TensorInfo
 from checkpoints.tensors import LogicalTensor
 from turbojax.errors import ConfigError
-from turbojax.models.cutting import PADDING, HeadCut, ModelCut, shard_arrays, whole_blocks
+from turbojax.models.cutting import PADDING, HeadCut, ModelCut, run_of, shard_arrays, whole_blocks
 from turbojax.models.families import architecture_of
 from turbojax.models.planning import plan_model
-from turbojax.models.shard_view import ShardView, shard_architecture
+from turbojax.models.shard_view import Part, ShardView, shard_architecture
 from turbojax.models.spec import EightBit, GroupedAffine, LinearSpec
 
 SHARDS = st.integers(2, 16)
@@ -171,6 +172,21 @@ def local_product(mine, side_by_side, tensor):
         plain = AffineTensor(tensor.codes, tensor.scale, tensor.offset, tensor.bits, tensor.group_size, order)
         return product(side_by_side[:, tensor.perm], plain)
     return product(mine, tensor)
+
+
+def test_blocks_of_scales_are_sliced_with_their_codes():
+    """Two halves of 256 columns, then four runs of 128, whose one block along K is a scale for each channel."""
+    rng = np.random.default_rng(0)
+    codes = rng.normal(size=(256, 512)).astype(ml_dtypes.float8_e4m3fn)
+    whole = EightBitTensor(codes, rng.normal(size=(2, 4)).astype(np.float32))
+    dense = whole.dequantize()
+    for width in (256, 128):
+        for start in range(0, 512, width):
+            part = Part(np.arange(128, 256), np.arange(start, start + width), None, None, True).of(whole, None)
+            np.testing.assert_array_equal(part.dequantize(), dense[128:, start : start + width])
+            assert part.has_blocks == (width > 128)
+    padded = Part(None, run_of(1, 384, 512), None, None, True).of(whole, None).dequantize()
+    np.testing.assert_array_equal(padded, np.pad(dense[:, 384:], ((0, 0), (0, 256))))
 
 
 def test_a_bias_behind_the_sum_is_added_once():

@@ -13,30 +13,29 @@ from tests.sharding.harness import generated, load, logits_of, recorded
 
 SHARED = Path(__file__).parents[4] / "shared"
 slow = pytest.mark.slow
-# Two layers each. Their 4 query and 2 kv heads leave shards of 8 empty; MLPs and vocabularies are padded, too.
+# Two layers each. Their 4 query and 2 or 1 kv heads leave shards of 8 empty; MLPs and vocabularies are padded, too.
 EXACT = [
-    ("llama_plain", 8, (16, 16)),
-    ("awq_gemm_g64", 4, (16, 16)),
-    ("gptq_v1_asym_actorder", 2, (16, 16)),
-    ("qwen2_bias_tied", 2, (16, 16)),
-    pytest.param("llama_plain", 2, (16, 16), marks=slow),
-    pytest.param("llama_plain", 4, (16, 16), marks=slow),
-    pytest.param("awq_gemm_g64", 2, (16, 16), marks=slow),
-    pytest.param("awq_gemm_g64", 8, (16, 16), marks=slow),
-    pytest.param("gemma2_softcap", 4, (16, 16), marks=slow),
-    pytest.param("phi3_fused", 2, (16, 16), marks=slow),
-    pytest.param("qwen3_qknorm", 4, (16, 16), marks=slow),
+    ("llama_plain", 8),
+    ("awq_gemm_g64", 4),
+    ("gptq_v1_asym_actorder", 2),
+    ("qwen2_bias_tied", 2),
+    pytest.param("llama_plain", 2, marks=slow),
+    pytest.param("llama_plain", 4, marks=slow),
+    pytest.param("awq_gemm_g64", 8, marks=slow),
+    pytest.param("gemma2_softcap", 4, marks=slow),
+    pytest.param("phi3_fused", 2, marks=slow),
 ]
-SUM_ATOL = 5e-5  # sums over shards in another order: 1e-5 was seen
 
 
-@pytest.mark.parametrize(("name", "tp", "kv_bits"), EXACT)
-def test_greedy_tokens_and_logits_are_those_of_one_device(goldens, name, tp, kv_bits):
+@pytest.mark.parametrize(("name", "tp"), EXACT)
+def test_logits_and_greedy_tokens_are_those_recorded(goldens, name, tp):
+    """Within the tolerance that one device is held to."""
+    [case] = [c for c in json.loads((goldens / "manifest.json").read_text())["cases"] if c["name"] == name]
+    atol, expected = case["tolerance"]["float32_engine"]["logits_atol"], np.load(goldens / name / "expected.npz")
     sequences, lengths = recorded(goldens / name)
-    found = logits_of(load(goldens / name, tp, kv_bits=kv_bits), sequences)
-    alone = logits_of(load(goldens / name, 1, kv_bits=kv_bits), sequences)
-    for logits, want, ids, length in zip(found, alone, sequences, lengths, strict=True):
-        np.testing.assert_allclose(logits, want, atol=SUM_ATOL, rtol=0)
+    every = zip(("p17", "p40"), logits_of(load(goldens / name, tp), sequences), sequences, lengths, strict=True)
+    for prompt, logits, ids, length in every:
+        np.testing.assert_allclose(logits[length - 4 : length], expected[f"{prompt}_logits"], atol=atol, rtol=0)
         np.testing.assert_array_equal(generated(logits, length), ids[length:])
 
 
@@ -44,32 +43,33 @@ def test_greedy_tokens_and_logits_are_those_of_one_device(goldens, name, tp, kv_
     ("name", "tp", "kv_bits"),
     [
         ("awq_gemm_g64", 2, (8, 8)),
-        pytest.param("llama_plain", 2, (8, 8), marks=slow),
         pytest.param("llama_plain", 8, (4, 4), marks=slow),
-        ("ct_w8a8_int8", 2, (16, 16)),
+        pytest.param("ct_w8a8_int8", 2, (16, 16), marks=slow),
         pytest.param("fp8_tensor_ct", 4, (16, 16), marks=slow),
-        pytest.param("fp8_block", 2, (16, 16), marks=slow),
     ],
 )
 def test_where_values_are_rounded_shards_differ_no_more_than_a_rounding_does(goldens, name, tp, kv_bits):
     """A difference of 1e-6 rounds keys or activations otherwise, and shards have activations' scales of their own.
 
-    Their logits must lie nearer to those of one device than rounding in a whole other place puts them: than those of
-    one device with its KV cache rounded (or, where it is, not rounded).
+    Keys and values: nearer to one device than it is to itself without rounding them. Activations: within a tenth of
+    what logits are. Where one device's two likeliest tokens are further apart than all that, the tokens are the same.
     """
     sequences, lengths = recorded(goldens / name)
-    other = (8, 8) if kv_bits == (16, 16) else (16, 16)
     found = logits_of(load(goldens / name, tp, kv_bits=kv_bits), sequences)
     alone = logits_of(load(goldens / name, 1, kv_bits=kv_bits), sequences)
-    rounded = logits_of(load(goldens / name, 1, kv_bits=other), sequences)
-    rms = lambda a, b: float(np.sqrt(np.mean((np.concatenate(a) - np.concatenate(b)) ** 2)))
-    limit = rms(rounded, alone)
+    limit = 0.1 * float(np.concatenate(alone).std())
+    if kv_bits != (16, 16):
+        limit = rms(logits_of(load(goldens / name, 1), sequences), alone)
     assert rms(found, alone) < limit
     for logits, want, length in zip(found, alone, lengths, strict=True):
         second, first = np.sort(want[length - 1 : -1], axis=-1)[:, -2:].T
         is_clear = first - second > 6 * limit
         assert is_clear.any()
         np.testing.assert_array_equal(generated(logits, length)[is_clear], generated(want, length)[is_clear])
+
+
+def rms(found, want):
+    return float(np.sqrt(np.mean((np.concatenate(found) - np.concatenate(want)) ** 2)))
 
 
 @pytest.mark.slow
