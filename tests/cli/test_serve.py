@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import socket
+import sys
 
 import pytest
 
@@ -110,3 +111,11 @@ def test_a_process_that_follows_opens_neither_port_nor_folder(run, monkeypatch, 
     assert run("serve", "api_server", "my/model", *cluster, "--batch-dir", str(tmp_path / "b")).exit_code == 0
     assert opened == [("my/model", 1)]
     assert not (tmp_path / "b").exists()
+
+
+def test_an_extra_that_is_not_installed_is_named(run, pipes, monkeypatch):
+    monkeypatch.setitem(sys.modules, "turbojax.serve.app", None)  # cannot be imported
+    done = run("serve", "api_server", "--server-port", "0")
+    assert done.exit_code == 1
+    assert "pip install 'turbojax[serve]'" in done.stderr
+    assert pipes == []
