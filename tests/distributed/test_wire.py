@@ -88,6 +88,14 @@ def test_a_message_that_was_cut_is_refused(cut):
         wire.decode(wire.encode(StepPlan(3, decode_slots=(1, 2), num_decode_steps=4))[:-cut])
 
 
+def test_a_plan_with_a_field_too_few_is_refused():
+    short = {wire.KIND: wire.CODES[PageCopy], wire.VALUES: (1, 2)}
+    with pytest.raises(ClusterError, match="PageCopy has 3 fields, not 2"):
+        wire.decode(wire.encode(short))
+    with pytest.raises(ClusterError, match="dataclass 99 is unknown"):
+        wire.decode(wire.encode(short | {wire.KIND: 99}))
+
+
 @pytest.mark.parametrize("value", [object(), {1, 2}, np.zeros(2, complex), np.array([object()])])
 def test_what_is_no_plain_data_is_not_sent(value):
     with pytest.raises(TypeError, match="cannot be sent"):

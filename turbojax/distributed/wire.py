@@ -22,7 +22,9 @@ LENGTH = struct.Struct("!I")
 KINDS: tuple[type, ...] = (StepPlan, PageCopy, SlotJoin, SamplingParams, PageGrant, PrefillChunk)
 FIELDS = {kind: tuple(field.name for field in dataclasses.fields(kind)) for kind in KINDS}
 CODES = {kind: code for code, kind in enumerate(KINDS)}
-ARRAY = len(KINDS)
+# Keys of a dict that stands for a dataclass; all others are texts, or slots from 0.
+KIND, VALUES = -1, -2
+ARRAY = 1  # msgpack's code of an extension: dtype, number of axes, their lengths, the values
 # Of tokens, masks and parameters.
 DTYPES = ("int32", "int64", "uint32", "float32", "float64", "bool")
 
@@ -33,22 +35,22 @@ def encode(value: Any) -> bytes:
     Raises:
         TypeError: it is no plain data.
     """
-    return msgpack.packb(value, default=extension, use_bin_type=True)
+    return msgpack.packb(value, default=simpler, use_bin_type=True)
 
 
-def extension(value: Any) -> Any:
-    """What msgpack has no form for."""
-    if isinstance(value, np.ndarray):
-        if value.dtype.name not in DTYPES:
-            raise TypeError(f"an array of {value.dtype} cannot be sent; accepted: {', '.join(DTYPES)}")
-        flat = np.ascontiguousarray(value)
-        return msgpack.ExtType(ARRAY, encode((value.dtype.name, value.shape, flat.tobytes())))
+def simpler(value: Any) -> Any:
+    """What msgpack has no form for, as something that it has."""
+    names = FIELDS.get(type(value))
+    if names is not None:
+        return {KIND: CODES[type(value)], VALUES: tuple(getattr(value, name) for name in names)}
     if isinstance(value, np.integer | np.floating | np.bool_):
         return value.item()
-    names = FIELDS.get(type(value))
-    if names is None:
+    if not isinstance(value, np.ndarray):
         raise TypeError(f"{type(value).__name__} cannot be sent")
-    return msgpack.ExtType(CODES[type(value)], encode(tuple(getattr(value, name) for name in names)))
+    if value.dtype.name not in DTYPES:
+        raise TypeError(f"an array of {value.dtype} cannot be sent; accepted: {', '.join(DTYPES)}")
+    head = struct.pack(f"!BB{value.ndim}I", DTYPES.index(value.dtype.name), value.ndim, *value.shape)
+    return msgpack.ExtType(ARRAY, head + value.tobytes())
 
 
 def decode(data: bytes | memoryview) -> Any:
@@ -58,27 +60,33 @@ def decode(data: bytes | memoryview) -> Any:
         ClusterError: they are none.
     """
     try:
-        return msgpack.unpackb(data, ext_hook=of_extension, use_list=False, raw=False, strict_map_key=False)
-    except (ValueError, TypeError, msgpack.UnpackException, RecursionError) as error:
+        return msgpack.unpackb(
+            data, object_hook=of_dict, ext_hook=of_extension, use_list=False, raw=False, strict_map_key=False
+        )
+    except (ValueError, TypeError, IndexError, struct.error, msgpack.UnpackException, RecursionError) as error:
         raise ClusterError(f"a message of {len(data)} bytes cannot be read: {error}") from error
 
 
-def of_extension(code: int, data: bytes) -> Any:
-    """The array or dataclass behind an extension type."""
-    found = decode(data)
-    if not isinstance(found, tuple):
-        raise ValueError(f"extension {code} holds {type(found).__name__}")
-    if code == ARRAY:
-        return array_of(*found)
-    if not 0 <= code < len(KINDS) or len(found) != len(FIELDS[KINDS[code]]):
-        raise ValueError(f"extension {code} with {len(found)} fields is unknown")
-    return KINDS[code](*found)
+def of_dict(found: dict[Any, Any]) -> Any:
+    """The dataclass that a dict stands for, or the dict."""
+    if KIND not in found:
+        return found
+    code, values = found[KIND], found.get(VALUES)
+    if not isinstance(code, int) or not 0 <= code < len(KINDS) or not isinstance(values, tuple):
+        raise ValueError(f"dataclass {code} is unknown")
+    kind = KINDS[code]
+    if len(values) != len(FIELDS[kind]):
+        raise ValueError(f"{kind.__name__} has {len(FIELDS[kind])} fields, not {len(values)}")
+    return kind(*values)
 
 
-def array_of(dtype: str, shape: tuple[int, ...], data: bytes) -> np.ndarray:
-    if dtype not in DTYPES:
-        raise ValueError(f"an array of {dtype!r}")
-    return np.frombuffer(data, dtype).reshape(shape)
+def of_extension(code: int, data: bytes) -> np.ndarray:
+    """An array; it cannot be written to."""
+    if code != ARRAY:
+        raise ValueError(f"extension {code} is unknown")
+    dtype, num_axes = data[0], data[1]
+    start = 2 + 4 * num_axes
+    return np.frombuffer(data[start:], DTYPES[dtype]).reshape(struct.unpack(f"!{num_axes}I", data[2:start]))
 
 
 def framed(value: Any) -> bytes:
