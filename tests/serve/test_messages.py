@@ -68,6 +68,17 @@ def test_a_conversation_with_a_tool_is_rendered(tokenizer):
     )
 
 
+def test_arguments_are_texts_for_templates_that_want_them_so(tokenizer):
+    """As DeepSeek's: `'```json\\n' + call.function.arguments`."""
+    joins = tokenizer.with_chat_template(
+        "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ '(' + c.function.arguments + ')' }}{% endfor %}"
+        "{% if m.content == 'no' %}{{ raise_exception('refused') }}{% endif %}{% endfor %}"
+    )
+    assert render([USER, ASKS], [], None, joins) == '({"city": "Paris"})'
+    with pytest.raises(InvalidPromptError, match="refused|can only concatenate"):
+        render([USER, ASKS, {"role": "user", "content": "no"}], [], None, joins)
+
+
 def test_template_arguments_reach_the_template(tokenizer):
     assert render([USER], [], {"enable_thinking": False}, tokenizer).endswith("assistant\n<think>\n\n</think>\n\n")
     assert render([USER], [], {}, tokenizer).endswith("assistant\n")

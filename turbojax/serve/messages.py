@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from turbojax.errors import InvalidFieldError, MissingTokenizerError
+from turbojax.errors import InvalidFieldError, InvalidPromptError, MissingTokenizerError
 from turbojax.serve import bounds
 
 if TYPE_CHECKING:
@@ -62,13 +63,35 @@ def render(
     if add_generation_prompt and continue_final_message:
         accepted = "False beside continue_final_message"
         raise InvalidFieldError("add_generation_prompt", f"True; accepted: {accepted}")
-    return tokenizer.render_chat(
-        template_messages(messages),
+    write = functools.partial(
+        tokenizer.render_chat,
         tools=template_tools(tools),
         template_kwargs=kwargs,
         add_generation_prompt=add_generation_prompt,
         continue_final_message=continue_final_message,
     )
+    made = template_messages(messages)
+    try:
+        return write(made)
+    except InvalidPromptError:
+        if not any("tool_calls" in message for message in made):
+            raise
+        try:
+            return write([_with_texts(message) for message in made])
+        except InvalidPromptError:
+            pass  # the first refusal is the one that tells what is wrong
+        raise
+
+
+def _with_texts(message: JsonObject) -> dict[str, Any]:
+    """The same with arguments of calls as texts of JSON: DeepSeek's templates put them between other texts."""
+    calls = [dict(call) for call in message.get("tool_calls", ())]
+    for call in calls:
+        call["function"] = {
+            **call["function"],
+            "arguments": json.dumps(call["function"]["arguments"], ensure_ascii=False),
+        }
+    return {**message, "tool_calls": calls} if calls else dict(message)
 
 
 def check_template_kwargs(kwargs: JsonObject, tokenizer: Tokenizer) -> None:
