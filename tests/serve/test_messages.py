@@ -75,7 +75,7 @@ def test_arguments_are_texts_for_templates_that_want_them_so(tokenizer):
         "{% if m.content == 'no' %}{{ raise_exception('refused') }}{% endif %}{% endfor %}"
     )
     assert render([USER, ASKS], [], None, joins) == '({"city": "Paris"})'
-    with pytest.raises(InvalidPromptError, match="refused|can only concatenate"):
+    with pytest.raises(InvalidPromptError, match="refused"):
         render([USER, ASKS, {"role": "user", "content": "no"}], [], None, joins)
 
 

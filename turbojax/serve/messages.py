@@ -73,13 +73,9 @@ def render(
     made = template_messages(messages)
     try:
         return write(made)
-    except InvalidPromptError:
-        if not any("tool_calls" in message for message in made):
-            raise
-        try:
+    except InvalidPromptError as error:
+        if isinstance(error.__cause__, TypeError) and any("tool_calls" in message for message in made):
             return write([_with_texts(message) for message in made])
-        except InvalidPromptError:
-            pass  # the first refusal is the one that tells what is wrong
         raise
 
 
