@@ -36,6 +36,14 @@ def test_every_field_of_the_server_has_an_option():
     assert known.keys() <= engine | server | cluster | {"model"}
 
 
+def test_the_help_has_the_servers_own_defaults(run, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    shown = run("serve", "api_server", "--help").stdout
+    for name in ("max_connections", "max_body_bytes", "max_batch_requests", "batch_priority", "log_level"):
+        line = next(line for line in shown.splitlines() if f"--{name.replace('_', '-')} " in line)
+        assert f"Default: {getattr(ServeConfig, name)}." in line
+
+
 def test_options_reach_their_configs(run, served):
     arguments = (
         "my/model --server-name 0.0.0.0 --server-port 0 --model-name m --quant-policy 8 --cache-max-entry-count 0.5 "

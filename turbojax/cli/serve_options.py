@@ -7,8 +7,17 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
+from turbojax.serve.settings import ServeConfig
+
 Config = TypeVar("Config")
 _ENGINE, _CHAT, _LIMITS, _ACCESS, _LOG, _BATCHES = "Engine", "Chats", "Limits", "Access", "Log", "Batches"
+
+
+def option(panel: str, name: str, text: str) -> Any:
+    """The option of a field of ServeConfig; its help has the default."""
+    default = getattr(ServeConfig, name)
+    shown = f"{default:g}" if isinstance(default, float) else default
+    return typer.Option(f"--{name.replace('_', '-')}", rich_help_panel=panel, help=f"{text} Default: {shown}.")
 
 
 # Defaults stand in the config classes alone; None here means "as there".
@@ -46,31 +55,18 @@ ReasoningParser = Annotated[
     str | None, typer.Option(rich_help_panel=_CHAT, help="The style of its reasoning: auto, none, think, ...")
 ]
 
-MaxConnections = Annotated[int | None, typer.Option(rich_help_panel=_LIMITS, help="Connections open at once.")]
+MaxConnections = Annotated[int | None, option(_LIMITS, "max_connections", "Connections open at once.")]
 MaxConcurrentRequests = Annotated[
-    int | None, typer.Option(rich_help_panel=_LIMITS, help="Requests answered at once, those that wait included.")
+    int | None, option(_LIMITS, "max_concurrent_requests", "Requests answered at once, those that wait included.")
 ]
-MaxBodyBytes = Annotated[int | None, typer.Option(rich_help_panel=_LIMITS, help="Of a request's body.")]
-MaxUploadBytes = Annotated[int | None, typer.Option(rich_help_panel=_LIMITS, help="Of a file for a batch.")]
-MaxJsonDepth = Annotated[int | None, typer.Option(rich_help_panel=_LIMITS, help="Of a body's arrays and objects.")]
-ReceiveTimeout = Annotated[
-    float | None, typer.Option("--receive-timeout-s", rich_help_panel=_LIMITS, help="For a request to come whole.")
-]
-SendTimeout = Annotated[
-    float | None, typer.Option("--send-timeout-s", rich_help_panel=_LIMITS, help="For a slow client to read on.")
-]
-RequestTimeout = Annotated[
-    float | None,
-    typer.Option("--request-timeout-s", rich_help_panel=_LIMITS, help="For a request to be answered."),
-]
-Drain = Annotated[
-    float | None,
-    typer.Option("--drain-s", rich_help_panel=_LIMITS, help="For requests to end by themselves once the server must."),
-]
-Stall = Annotated[
-    float | None,
-    typer.Option("--stall-s", rich_help_panel=_LIMITS, help="An engine that ends no step for so long is unhealthy."),
-]
+MaxBodyBytes = Annotated[int | None, option(_LIMITS, "max_body_bytes", "Of a request's body.")]
+MaxUploadBytes = Annotated[int | None, option(_LIMITS, "max_upload_bytes", "Of a file for a batch.")]
+MaxJsonDepth = Annotated[int | None, option(_LIMITS, "max_json_depth", "Of a body's arrays and objects.")]
+ReceiveTimeout = Annotated[float | None, option(_LIMITS, "receive_timeout_s", "For a request to come whole.")]
+SendTimeout = Annotated[float | None, option(_LIMITS, "send_timeout_s", "For a slow client to read on.")]
+RequestTimeout = Annotated[float | None, option(_LIMITS, "request_timeout_s", "For a request to be answered.")]
+Drain = Annotated[float | None, option(_LIMITS, "drain_s", "For requests to end by themselves once the server must.")]
+Stall = Annotated[float | None, option(_LIMITS, "stall_s", "An engine that ends no step for so long is unhealthy.")]
 
 ApiKeys = Annotated[
     list[str] | None,
@@ -95,19 +91,19 @@ AllowOrigins = Annotated[
 SslCertfile = Annotated[str | None, typer.Option(rich_help_panel=_ACCESS, help="A certificate (PEM) to serve HTTPS.")]
 SslKeyfile = Annotated[str | None, typer.Option(rich_help_panel=_ACCESS, help="Its key (PEM).")]
 
-LogLevel = Annotated[str | None, typer.Option(rich_help_panel=_LOG, help="debug, info, warning or error.")]
+LogLevel = Annotated[str | None, option(_LOG, "log_level", "debug, info, warning or error.")]
 LogJson = Annotated[bool | None, typer.Option("--log-json", rich_help_panel=_LOG, help="A JSON object a line.")]
 
 BatchDir = Annotated[
     str | None, typer.Option(rich_help_panel=_BATCHES, help="Where files and batches are kept; off without one.")
 ]
-MaxBatchDirBytes = Annotated[int | None, typer.Option(rich_help_panel=_BATCHES, help="Of all files together.")]
-MaxBatchRequests = Annotated[int | None, typer.Option(rich_help_panel=_BATCHES, help="Of one batch.")]
+MaxBatchDirBytes = Annotated[int | None, option(_BATCHES, "max_batch_dir_bytes", "Of all files together.")]
+MaxBatchRequests = Annotated[int | None, option(_BATCHES, "max_batch_requests", "Of one batch.")]
 BatchConcurrency = Annotated[
     int | None, typer.Option(rich_help_panel=_BATCHES, help="Requests of batches that run at once.")
 ]
 BatchPriority = Annotated[
-    int | None, typer.Option(rich_help_panel=_BATCHES, help="Of their requests; lower ones are served first.")
+    int | None, option(_BATCHES, "batch_priority", "Of their requests; lower ones are served first.")
 ]
 
 
