@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
+from turbojax.serve.openai_errors import OVERLOADED, RETRY_AFTER_S, ApiError
 from turbojax.serve.settings import ServeConfig
 
 # Of a request line and headers. h11 has a limit of its own, which is lower; httptools has none.
 MAX_HEAD_BYTES = 1 << 16
 # What is sent where no request was read: there is no application to say it.
+_TOLD = ApiError(503, "too many connections are open; try again later", OVERLOADED, code="too_many_connections")
+_BODY = json.dumps(_TOLD.body).encode()
 BUSY = (
-    b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: text/plain\r\nContent-Length: 21\r\n"
-    b"Retry-After: 1\r\nConnection: close\r\n\r\ntoo many connections\n"
-)
+    b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nContent-Length: %d\r\n"
+    b"Retry-After: %d\r\nConnection: close\r\n\r\n%s"
+) % (len(_BODY), RETRY_AFTER_S, _BODY)
 
 
 def bounded(protocol: type[asyncio.Protocol], config: ServeConfig) -> type[asyncio.Protocol]:

@@ -233,6 +233,9 @@ def test_ipv6_is_an_address_like_another():
 
 
 def test_more_connections_than_may_be_are_turned_away():
+    head, _, body = BUSY.partition(b"\r\n\r\n")
+    assert f"Content-Length: {len(body)}".encode() in head.split(b"\r\n")
+    assert json.loads(body)["error"]["code"] == "too_many_connections"
     with background_server(plain_app(), ServeConfig(server_port=0, max_connections=2)) as url:
         with closing(socket.create_connection(address_of(url))), closing(socket.create_connection(address_of(url))):
             wait_for(lambda: talk(url, b"") == BUSY)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from turbojax.errors import EngineFailedError
+from turbojax.errors import EngineFailedError, TurbojaxError
 from turbojax.serve import chat, completions
 from turbojax.serve.openai_errors import ApiError, to_api_error, validation_error
 from turbojax.serve.protocol.chat import ChatRequest
@@ -18,6 +19,8 @@ from turbojax.serve.protocol.sampling import Sampling
 from turbojax.serve.service import Service
 
 Item = TypeVar("Item")
+
+log = logging.getLogger(__name__)
 
 BUSY = frozenset({429, 503})
 Complete = Callable[[Service, Any], Awaitable[BaseModel]]
@@ -62,6 +65,8 @@ async def answer(service: Service, url: str, body: dict[str, Any], priority: int
     except ValidationError as error:
         told = validation_error(error.errors(), body)
     except Exception as error:
+        if not isinstance(error, ApiError | TurbojaxError):
+            log.exception("a request of a batch failed")
         told = to_api_error(error)
     return Result(told.status, told.body)
 
