@@ -25,6 +25,8 @@ Form = Mapping[str, Any]
 
 # Of one answer that must call tools: small models do not find an end by themselves.
 MAX_FORCED_CALLS = 8
+# Llama's templates take one call for each answer.
+STYLES_OF_ONE_CALL = ("llama3",)
 
 
 def is_forced(choice: Any) -> bool:
@@ -58,25 +60,16 @@ def answer_format(
     """
     content = None if content is None or content["type"] == "text" else content
     is_bound = is_forced(choice) or any(tool["function"].get("strict") for tool in tools)
-    if is_bound and styles.tool is None:
-        param = "tool_choice" if is_forced(choice) else "tools"
-        accepted = "tools that are neither required nor strict, or a server that is told its tool_call_parser"
-        raise InvalidFieldError(param, f"how the model writes calls is not known; accepted: {accepted}")
-    callable_tools = chosen_tools(choice, tools) if styles.tool is not None else ()
-    if is_forced(choice) and content is not None:
-        raise InvalidFieldError("response_format", "a form of content beside a tool_choice that leaves none")
     is_open = is_opened(prompt, styles.reasoning)
+    callable_tools = chosen_tools(choice, tools) if styles.tool is not None else ()
+    _check(content, choice, styles, is_bound=is_bound, is_whole=not callable_tools and not is_open)
     may_think = styles.reasoning is not None and is_open is not False
-    if content is not None and content["type"] == "grammar" and (callable_tools or is_open):
-        accepted = "another form, or neither tools nor reasoning that the prompt has opened"
-        raise InvalidFieldError("response_format", f"a grammar of the whole answer; accepted: {accepted}")
     if not is_bound and (content is None or content["type"] == "grammar" or not (may_think or callable_tools)):
         return None if content is None else dict(content)
-    # Llama's templates take one call for each answer.
-    is_one = choice != "required" or not parallel_tool_calls or styles.tool == "llama3"
     writer = _Writer(tokenizer, callable_tools)
     thought = writer.thought(TAGS[styles.reasoning], is_open=bool(is_open)) if styles.reasoning and may_think else ""
     if is_forced(choice):
+        is_one = choice != "required" or not parallel_tool_calls or styles.tool in STYLES_OF_ONE_CALL
         body = writer.calls(styles.tool, 1 if is_one else MAX_FORCED_CALLS)
     elif content is None:
         body = writer.text_and_calls(styles.tool)
@@ -85,6 +78,27 @@ def answer_format(
         if callable_tools:
             body = f"({body} | {writer.calls(styles.tool, MAX_FORCED_CALLS, is_beside_json=True)})"
     return {"type": "grammar", "grammar": "\n".join([f"start: {thought}{body}", *writer.rules])}
+
+
+def _check(content: Form | None, choice: Any, styles: Styles, *, is_bound: bool, is_whole: bool) -> None:
+    """
+    Args:
+        content, choice, styles: see `answer_format`.
+        is_bound: calls are forced or strict.
+        is_whole: the answer is content and nothing else.
+
+    Raises:
+        InvalidFieldError: these do not go together.
+    """
+    if is_bound and styles.tool is None:
+        param = "tool_choice" if is_forced(choice) else "tools"
+        accepted = "tools that are neither required nor strict, or a server that is told its tool_call_parser"
+        raise InvalidFieldError(param, f"how the model writes calls is not known; accepted: {accepted}")
+    if is_forced(choice) and content is not None:
+        raise InvalidFieldError("response_format", "a form of content beside a tool_choice that leaves none")
+    if content is not None and content["type"] == "grammar" and not is_whole:
+        accepted = "another form, or neither tools nor reasoning that the prompt has opened"
+        raise InvalidFieldError("response_format", f"a grammar of the whole answer; accepted: {accepted}")
 
 
 def chosen_tools(choice: Any, tools: Tools) -> Tools:
