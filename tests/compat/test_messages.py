@@ -25,7 +25,7 @@ LMDEPLOY_GENERATION = (
 ENGINE = {
     "dtype": "bfloat16", "model_format": "awq", "session_len": 4096, "max_batch_size": 64,
     "cache_max_entry_count": 0.85, "cache_block_seq_len": 32, "enable_prefix_caching": False, "quant_policy": 8,
-    "max_prefill_token_num": 512,
+    "max_prefill_token_num": 512, "tp": 2, "dp": 2,
 }  # fmt: skip
 GENERATION = {
     "n": 2, "max_new_tokens": 7, "do_sample": True, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "temperature": 0.7,
@@ -104,7 +104,8 @@ def test_who_samples_where_nothing_is_said():
         (lambda: TurbomindEngineConfig(quant_policy=3), r"quant_policy is 3"),
         (lambda: TurbomindEngineConfig(model_format="llama"), r"model_format is 'llama'"),
         (lambda: TurbomindEngineConfig(model_name=7), r"model_name is 7"),
-        (lambda: TurbomindEngineConfig(tp=2), r"tp is 2; accepted: 1 alone"),
+        (lambda: TurbomindEngineConfig(tp=0), r"tp is 0"),
+        (lambda: TurbomindEngineConfig(cp=2), r"cp is 2; accepted: 1 alone"),
     ],
 )
 def test_bad_values_are_refused(make, message):

@@ -34,7 +34,8 @@ def refuse_others(config: object, fixed: Fixed) -> None:
 
 
 _ROPE = "positions are scaled as the model's config.json says, `rope_scaling` there"
-_ONE_ENGINE = "the engine runs on the devices of one process"
+_DEVICES = "tp cuts the model and dp repeats it; docs/distributed.md says how several hosts run one engine"
+_NO_MIGRATION = "prompts and answers are computed by the same engine"
 _STEPS = "max_prefill_token_num says how prompts are cut"
 
 
@@ -68,13 +69,11 @@ class TurbomindEngineConfig:
         "hf_overrides": (None, "change the model's config.json"),
         "enable_metrics": (True, "the engine always counts"),
         "language_model_only": (False, "there are no other models to leave out"),
-        "tp": (1, _ONE_ENGINE),
-        "dp": (1, _ONE_ENGINE),
-        "cp": (1, _ONE_ENGINE),
-        "ep": (1, _ONE_ENGINE),
-        "nnodes": (1, _ONE_ENGINE),
-        "node_rank": (0, _ONE_ENGINE),
-        "dist_init_addr": (None, _ONE_ENGINE),
+        "cp": (1, _DEVICES),
+        "ep": (1, _DEVICES),
+        "nnodes": (1, _DEVICES),
+        "node_rank": (0, _DEVICES),
+        "dist_init_addr": (None, _DEVICES),
     }
 
     dtype: str = "auto"
@@ -139,9 +138,9 @@ class GenerationConfig:
         "spaces_between_special_tokens": (True, "special tokens stand as the model's tokenizer writes them"),
         "logits_processors": (None, "name one of EngineConfig.logits_processors in turbojax.GenerationConfig"),
         "return_ppl": (False, "see Pipeline.get_ppl"),
-        "with_cache": (False, _ONE_ENGINE),
-        "preserve_cache": (False, _ONE_ENGINE),
-        "migration_request": (None, _ONE_ENGINE),
+        "with_cache": (False, _NO_MIGRATION),
+        "preserve_cache": (False, _NO_MIGRATION),
+        "migration_request": (None, _NO_MIGRATION),
         "return_routed_experts": (False, "experts are chosen inside a step"),
     }
 
