@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from turbojax.serve.parsing.reasoning import TAGS
@@ -11,12 +10,6 @@ from turbojax.serve.parsing.tool_styles import ARGS, PYTHON_TAG, READERS, TOOL_C
 TOOL_STYLES = tuple(style for style in READERS if style is not None)
 REASONING_STYLES = tuple(TAGS)
 
-# Families whose models write calls alike, for templates that show the tools but no call.
-_STYLE_OF_FAMILY = {
-    "qwen2": "hermes", "qwen2_moe": "hermes", "qwen3": "hermes", "qwen3_moe": "hermes",
-    "llama": "llama3",
-    "mistral": "mistral", "mixtral": "mistral", "ministral": "mistral",
-}  # fmt: skip
 # Styles whose tags are special tokens, which are left out of texts by default.
 _TOOL_STYLES_OF_SPECIAL_TOKENS = ("llama3", "mistral")
 _REASONING_STYLES_OF_SPECIAL_TOKENS = ("mistral",)
@@ -34,15 +27,10 @@ class Styles(NamedTuple):
     reasoning: str | None = None
 
 
-def detect_styles(chat_template: str | None, model_config: Mapping[str, Any] | None = None) -> Styles:
-    """Styles as the chat template shows them.
-
-    Args:
-        chat_template: the Jinja text.
-        model_config: what config.json says; its `model_type` counts where the template takes tools and shows no call.
-    """
+def detect_styles(chat_template: str | None) -> Styles:
+    """Styles as the chat template, a Jinja text, shows them."""
     template = chat_template or ""
-    return Styles(_tool_style(template, model_config or {}), _reasoning_style(template))
+    return Styles(_tool_style(template), _reasoning_style(template))
 
 
 def chosen_styles(tool_call_parser: str, reasoning_parser: str, detected: Styles) -> Styles:
@@ -51,7 +39,7 @@ def chosen_styles(tool_call_parser: str, reasoning_parser: str, detected: Styles
     return Styles(*(of_template if name == "auto" else None if name == "none" else name for name, of_template in told))
 
 
-def _tool_style(template: str, model_config: Mapping[str, Any]) -> str | None:
+def _tool_style(template: str) -> str | None:
     if "tools" not in template:
         return None
     if TOOL_CALL in template:
@@ -60,7 +48,7 @@ def _tool_style(template: str, model_config: Mapping[str, Any]) -> str | None:
         return "mistral"
     if PYTHON_TAG in template or ("<|start_header_id|>" in template and '"parameters"' in template):
         return "llama3"
-    return _STYLE_OF_FAMILY.get(str(model_config.get("model_type")))
+    return None
 
 
 def _reasoning_style(template: str) -> str | None:
