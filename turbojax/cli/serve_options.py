@@ -13,9 +13,9 @@ Config = TypeVar("Config")
 _ENGINE, _CHAT, _LIMITS, _ACCESS, _LOG, _BATCHES = "Engine", "Chats", "Limits", "Access", "Log", "Batches"
 
 
-def option(panel: str, name: str, text: str) -> Any:
-    """The option of a field of ServeConfig; its help has the default."""
-    default = getattr(ServeConfig, name)
+def option(panel: str, name: str, text: str, owner: type = ServeConfig) -> Any:
+    """The option of a field of a config; its help has the default."""
+    default = getattr(owner, name)
     shown = f"{default:g}" if isinstance(default, float) else default
     return typer.Option(f"--{name.replace('_', '-')}", rich_help_panel=panel, help=f"{text} Default: {shown}.")
 

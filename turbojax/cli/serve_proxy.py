@@ -10,6 +10,7 @@ from turbojax.cli import serve_options as of
 from turbojax.cli.console import say
 from turbojax.errors import MissingExtraError
 from turbojax.serve.proxy import DEFAULT_PORT
+from turbojax.serve.proxy.settings import ProxyConfig
 from turbojax.serve.settings import ServeConfig
 
 _NODES, _ROUTING, _ACCESS = "Nodes", "Routing", "Access"
@@ -21,12 +22,10 @@ Nodes = Annotated[
 ServerPort = Annotated[int | None, typer.Option(help=f"{DEFAULT_PORT} unless it is given; 0 takes a free one.")]
 RoutingStrategy = Annotated[
     str | None,
-    typer.Option(
-        rich_help_panel=_ROUTING, help="min_expected_latency unless given; prefix_affinity, round_robin or random."
-    ),
+    of.option(_ROUTING, "routing_strategy", "Or prefix_affinity, round_robin, random.", ProxyConfig),
 ]
 MaxTries = Annotated[
-    int | None, typer.Option(rich_help_panel=_ROUTING, help="Nodes that a request is given to, at most.")
+    int | None, of.option(_ROUTING, "max_tries", "Nodes that a request is given to, at most.", ProxyConfig)
 ]
 NodeApiKey = Annotated[
     str | None,
@@ -36,22 +35,20 @@ NodeApiKey = Annotated[
     ),
 ]  # fmt: skip
 MaxNodeConnections = Annotated[
-    int | None, typer.Option(rich_help_panel=_NODES, help="Requests that a node is given at once.")
+    int | None, of.option(_NODES, "max_node_connections", "Requests that a node is given at once.", ProxyConfig)
 ]
-ConnectTimeout = Annotated[
-    float | None, typer.Option("--connect-timeout-s", rich_help_panel=_NODES, help="To reach a node.")
-]
+ConnectTimeout = Annotated[float | None, of.option(_NODES, "connect_timeout_s", "To reach a node.", ProxyConfig)]
 FirstByteTimeout = Annotated[
-    float | None, typer.Option("--first-byte-timeout-s", rich_help_panel=_NODES, help="Until an answer begins.")
+    float | None, of.option(_NODES, "first_byte_timeout_s", "Until an answer begins.", ProxyConfig)
 ]
 IdleTimeout = Annotated[
-    float | None, typer.Option("--idle-timeout-s", rich_help_panel=_NODES, help="Between two pieces of an answer.")
+    float | None, of.option(_NODES, "idle_timeout_s", "Between two pieces of an answer.", ProxyConfig)
 ]
 HealthInterval = Annotated[
-    float | None, typer.Option("--health-interval-s", rich_help_panel=_NODES, help="Between two checks of a node.")
+    float | None, of.option(_NODES, "health_interval_s", "Between two checks of a node.", ProxyConfig)
 ]
 HealthTimeout = Annotated[
-    float | None, typer.Option("--health-timeout-s", rich_help_panel=_NODES, help="Of each request of a check.")
+    float | None, of.option(_NODES, "health_timeout_s", "Of each request of a check.", ProxyConfig)
 ]
 AdminKeys = Annotated[
     list[str] | None,
@@ -106,14 +103,13 @@ def run(server: ServeConfig, given: dict[str, Any]) -> None:
         MissingExtraError: the extra `serve` is not installed.
         TurbojaxError: what is wrong with the address or a config.
     """
+    config = of.config_of(ProxyConfig, given | {"server": server})
     try:
         from turbojax.serve.logs import logging_to
         from turbojax.serve.proxy.app import create_app
-        from turbojax.serve.proxy.settings import ProxyConfig
         from turbojax.serve.server import listen, run_server
     except ImportError as error:
         raise MissingExtraError(f"{error.name} is not installed: pip install 'turbojax[serve]'") from error
-    config = of.config_of(ProxyConfig, given | {"server": server})
     with listen(server) as listener, logging_to(None, server):
         behind = f"{len(config.nodes)} nodes are behind"
         answered_all = run_server(create_app(config), server, listener, lambda url: say(f"{behind} {url}/v1"))

@@ -93,6 +93,15 @@ def test_every_field_has_an_option_and_options_reach_their_configs(monkeypatch):
     assert (config.nodes, config.max_tries, config.idle_timeout_s) == (("http://a", "http://b"), 5, 7.0)
 
 
+def test_the_help_has_the_proxys_own_defaults(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    shown = CliRunner().invoke(app, ["serve", "proxy", "--help"]).stdout
+    for name in ("max_tries", "idle_timeout_s", "health_interval_s", "routing_strategy"):
+        line = next(line for line in shown.splitlines() if f"--{name.replace('_', '-')} " in line)
+        default = getattr(ProxyConfig, name)
+        assert f"Default: {default:g}." in line if isinstance(default, float) else f"Default: {default}." in line
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

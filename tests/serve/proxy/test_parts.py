@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from turbojax.errors import ConfigError
 from turbojax.serve.openai_errors import ApiError
-from turbojax.serve.proxy import headers
+from turbojax.serve.proxy import headers, routing
 from turbojax.serve.proxy.addresses import node_url
 from turbojax.serve.proxy.ask import FIRST_MEAN_OUTPUT, MAX_SAMPLES, Ask, OutputLengths, read_ask
 from turbojax.serve.proxy.health import FIRST_PAUSE_S, MAX_FAILURES, MAX_PAUSE_S, Health
-from turbojax.serve.proxy.settings import ProxyConfig
+from turbojax.serve.proxy.settings import STRATEGIES, ProxyConfig
 
 
 @pytest.mark.parametrize(
@@ -64,6 +64,9 @@ class TestConfig:
     def test_bad_values_are_named(self, field, value):
         with pytest.raises(ConfigError, match="url" if value == ["a"] else field):
             ProxyConfig(**{field: value})
+
+    def test_every_strategy_has_its_name(self):
+        assert tuple(routing.STRATEGIES) == STRATEGIES
 
     def test_keys_are_not_shown(self):
         config = ProxyConfig(admin_keys=["a-secret-key"], node_api_key="another-secret")

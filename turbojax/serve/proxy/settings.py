@@ -8,8 +8,9 @@ from turbojax.errors import ConfigError
 from turbojax.rules import as_tuple, check, is_int, is_real
 from turbojax.serve.proxy import DEFAULT_PORT
 from turbojax.serve.proxy.addresses import node_url
-from turbojax.serve.proxy.routing import STRATEGIES
 from turbojax.serve.settings import SECONDS, Rules, ServeConfig, is_key
+
+STRATEGIES = ("min_expected_latency", "prefix_affinity", "round_robin", "random")  # `routing` has them
 
 
 @dataclass(frozen=True)
