@@ -58,15 +58,17 @@ class ChatChoice:
             deltas += self._parser.finish()
         self._unclear_ids += piece.token_ids
         if deltas:
-            self.num_reasoning_tokens += self._num_reasoning(deltas, self._unclear_ids)
-            self._unclear_ids = []
+            num_reasoning = self._num_reasoning(deltas, self._unclear_ids)
+            self.num_reasoning_tokens += num_reasoning
+            # Behind reasoning there may be more of it, or a call whose name has not come yet.
+            self._unclear_ids = self._unclear_ids[num_reasoning:] if num_reasoning else []
         return deltas
 
     def _num_reasoning(self, deltas: list[Delta], token_ids: list[int]) -> int:
         """How many of these tokens are reasoning, which comes before all else."""
         thoughts = [delta.text for delta in deltas if isinstance(delta, Reasoning)]
-        if len(thoughts) in (0, len(deltas)):
-            return len(token_ids) if thoughts else 0
+        if not thoughts:
+            return 0
         texts, thought = [self._tokens.bytes_of(token) for token in token_ids], "".join(thoughts).encode()
         end = b"".join(texts).find(thought) + len(thought)
         return bisect_left(list(accumulate(map(len, texts))), end) + 1
