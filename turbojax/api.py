@@ -21,13 +21,12 @@ from turbojax.engine.plan import Runner
 from turbojax.engine.replicas import Replicas
 from turbojax.engine.response import Response
 from turbojax.engine.scheduler import Scheduler
-from turbojax.errors import InvalidPromptError
 from turbojax.generation import model_defaults
 from turbojax.outbox import Outbox
 from turbojax.postbox import Postbox
-from turbojax.prompts import Prompt, as_list, is_int
+from turbojax.prompts import Prompt
 from turbojax.request_builder import GenConfigs, Prompts, RequestBuilder, takes_long
-from turbojax.scores import mean_loss
+from turbojax.scores import mean_losses
 from turbojax.session import Session
 
 if TYPE_CHECKING:
@@ -208,15 +207,7 @@ class Pipeline:
             InvalidPromptError, PromptTooLongError: a sequence is too short or too long, or is none of token ids.
             RequestError: its numbers are not finite.
         """
-        sequences: Sequence[Any] = as_list(input_ids)
-        for index, ids in enumerate(sequences):
-            if len(ids) < 2 or not is_int(ids[0]):
-                raise InvalidPromptError(
-                    f"sequence {index}: two token ids at least are expected: the first has no loss"
-                )
-        responses = self(sequences, GenerationConfig(max_new_tokens=1, prompt_logprobs=0))
-        assert isinstance(responses, list)
-        return [mean_loss(response, sequences[response.index]) for response in responses]
+        return mean_losses(self, input_ids)
 
     # -- conversations ------------------------------------------------------------------------------------
 
