@@ -207,11 +207,11 @@ def test_ids_differ_and_are_as_templates_take_them():
     assert all(one.startswith("call_") for one in ids["hermes"])
 
 
-def test_a_malformed_call_is_logged(caplog):
+def test_the_first_malformed_call_is_logged_without_its_text(caplog):
     with caplog.at_level(logging.WARNING):
-        found(HERMES, ["<tool_call>nope</tool_call>"])
-    assert "tool call 0 is malformed: character 'n' where '{' is expected" in caplog.text
-    assert "nope" not in caplog.text, "what users write is not for the log"
+        assert found(HERMES, ["<tool_call>nope</tool_call>" * 3]).num_malformed == 3
+    (record,) = caplog.records
+    assert record.getMessage() == "tool call 0 is malformed: character 'n' where '{' is expected"
 
 
 @pytest.mark.parametrize("depth", [MAX_JSON_DEPTH, MAX_JSON_DEPTH + 1, 100_000])

@@ -78,7 +78,8 @@ class Calls:
                 yield Content(raw)
             if is_announced or self.num_started > num_before:
                 self.num_malformed += 1
-                log.warning("tool call %d is malformed: %s", self.num_started - self._is_open, problem)
+                if self.num_malformed == 1:  # a model that is lost writes thousands
+                    log.warning("tool call %d is malformed: %s", self.num_started - self._is_open, problem)
             self._is_open = False
             return False
         source.marked()

@@ -32,7 +32,7 @@ class OutputParser:
 
     @property
     def num_malformed_calls(self) -> int:
-        """Calls that came back as content, in whole or from where they went wrong; each is logged too."""
+        """Calls that came back as content, in whole or from where they went wrong; the first is logged."""
         return self._calls.num_malformed
 
     def feed(self, text: str) -> list[Delta]:
