@@ -127,3 +127,10 @@ def test_an_extra_that_is_not_installed_is_named(run, pipes, monkeypatch):
     assert done.exit_code == 1
     assert "pip install 'turbojax[serve]'" in done.stderr
     assert pipes == []
+
+
+def test_a_template_that_is_none_is_known_before_a_model_is_loaded(run, pipes, tmp_path):
+    done = run("serve", "api_server", "--server-port", "0", "--chat-template", tmp_path / "none.jinja")
+    assert done.exit_code == 1
+    assert "ServeConfig.chat_template" in done.stderr
+    assert pipes == []

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from turbojax.chat_template import read_chat_template
 from turbojax.cli import options, session
 from turbojax.cli import serve_options as of
 from turbojax.cli.console import say
@@ -97,8 +98,10 @@ def run(model: str | None, engine: EngineConfig, config: ServeConfig) -> None:
     except ImportError as error:
         raise MissingExtraError(f"{error.name} is not installed: pip install 'turbojax[serve]'") from error
     session.follow(model, engine)
-    # A folder or a port that is taken is known before a model is loaded for it.
+    # A folder or a port that is taken, or a file that is no template, is known before a model is loaded for it.
     check_folder(config.batch_dir)
+    if config.chat_template is not None:
+        read_chat_template(config.chat_template)
     with ending_on_sigterm(), listen(config) as listener, session.open_pipeline(model, engine) as pipe:
         service = Service(pipe, config, config.model_name or default_name(model))
         app = create_app(service)
