@@ -39,7 +39,7 @@ _DTYPES: dict[str, np.dtype] = {
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """An array as it lies in a safetensors file: bytes `start` .. `stop` of the `mapped` file."""
+    """An array as it lies in a safetensors file: bytes `start` .. `stop` of the `mapped` file; `at` is what is read."""
 
     name: str
     dtype: np.dtype
@@ -48,17 +48,18 @@ class StoredTensor:
     start: int
     stop: int
     file_bytes: np.ndarray
+    at: tuple[slice, ...] = ()
 
     @property
     def num_bytes(self) -> int:
         return self.stop - self.start
 
     def read(self) -> np.ndarray:
-        """A read-only view [shape] of the mapped file (a copy where the file aligns it badly)."""
+        """A read-only view of the mapped file (a copy where the file aligns it badly): [shape], or `at` of it."""
         raw = self.file_bytes[self.start : self.stop]
         if self.start % self.dtype.itemsize:
             raw = raw.copy()
-        return raw.view(self.dtype).reshape(self.shape)
+        return raw.view(self.dtype).reshape(self.shape)[self.at]
 
 
 def read_safetensors(path: Path) -> dict[str, StoredTensor]:

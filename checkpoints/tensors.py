@@ -71,6 +71,7 @@ class LogicalTensor:
         info: what the headers say.
         read: reads it.
         read_words: reads it with its codes left in words, where it is stored as a WordTensor is.
+        read_window: reads some outputs and inputs of a linear alone; None where words or groups would be cut.
         check: reads what is small of it (scales, zero points) and raises CheckpointError where that is broken.
     """
 
@@ -78,6 +79,7 @@ class LogicalTensor:
     read: Callable[[], Tensor] = field(repr=False)
     check: Callable[[], None] | None = field(default=None, repr=False)
     read_words: Callable[[], WordTensor] | None = field(default=None, repr=False)
+    read_window: Callable[[slice, slice], Tensor | None] | None = field(default=None, repr=False)
 
 
 class Checkpoint:
@@ -126,6 +128,11 @@ class Checkpoint:
         """Reads an affine tensor with its codes left in words; None where the file does not store it so."""
         reader = self._logical[name].read_words
         return None if reader is None else reader()
+
+    def read_window(self, name: str, rows: slice, columns: slice) -> Tensor | None:
+        """Reads outputs `rows` and inputs `columns` of a linear, no further; None where it can only be read whole."""
+        reader = self._logical[name].read_window
+        return None if reader is None else reader(rows, columns)
 
     def release(self) -> None:
         """Gives the mapped pages that were read back to the system, which keeps them cached.

@@ -132,6 +132,13 @@ def check_finite(scales: StoredTensor) -> None:
         raise CorruptFileError(scales.file, reason, tensor=scales.name, hint="download the file again")
 
 
+def in_units(run: slice, unit: int, total: int) -> slice | None:
+    """A run of a total as units of so many each, of which the last may be shorter; None where it cuts one apart."""
+    if run.start % unit or (run.stop % unit and run.stop != total):
+        return None
+    return slice(run.start // unit, -(-run.stop // unit))
+
+
 def kernel_bits(bits: int) -> int:
     """The bits that codes of `bits` are kept in: the kernels take 4 and 8."""
     return 4 if bits <= 4 else 8

@@ -20,6 +20,7 @@ from checkpoints.importers.affine import (
     affine_tensor,
     check_finite,
     hold,
+    in_units,
     kernel_bits,
     matrix,
     order_of,
@@ -30,7 +31,7 @@ from checkpoints.importers.schemes import Scheme, scheme_for, schemes_of
 from checkpoints.importers.settings import expect
 from checkpoints.safetensors_file import StoredTensor
 from checkpoints.tensors import AffineFormat, DenseFormat, EightBitFormat, LogicalTensor, TensorInfo
-from checkpoints.words import num_words, unpack, unpack_rows
+from checkpoints.words import WORD_BITS, num_words, unpack, unpack_rows
 
 BESIDE = ("weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx")
 
@@ -106,6 +107,21 @@ class _Reader:
         middle = None if zero is None else zero.T
         return affine_tensor(codes.T, scale.T, middle, bits=bits, group_size=self.group_size, perm=self.perm)
 
+    def window(self, rows: slice, columns: slice) -> AffineTensor | None:
+        """See `LogicalTensor.read_window`."""
+        (out_dim, in_dim), per_word = self.shape, WORD_BITS // self.scheme.bits
+        words, groups = in_units(columns, per_word, in_dim), in_units(columns, self.group_size, in_dim)
+        zeros, scale = in_units(rows, per_word, out_dim), self.arrays["weight_scale"]
+        is_permuted = self.perm is not None and columns != slice(0, in_dim)
+        if scale.shape != (out_dim, self.num_groups) or is_permuted or words is None or groups is None or zeros is None:
+            return None
+        at = {"weight_packed": (rows, words), "weight": (rows, columns), "weight_scale": (rows, groups)}
+        zero = self.arrays.get("weight_zero_point")
+        at["weight_zero_point"] = (zeros if zero is not None and zero.dtype == np.int32 else rows, groups)
+        arrays = {leaf: replace(array, at=at[leaf]) for leaf, array in self.arrays.items() if leaf in at}
+        shape = rows.stop - rows.start, columns.stop - columns.start
+        return replace(self, arrays=arrays, shape=shape)()
+
     @property
     def num_groups(self) -> int:
         return -(-self.shape[1] // self.group_size)
@@ -148,7 +164,7 @@ def _affine(path: Path, module: str, arrays: Arrays, scheme: Scheme) -> LogicalT
     reader = _Reader(arrays, (out_dim, in_dim), scheme, group_size, perm)
     num_bytes = sum(a.num_bytes for a in arrays.values())
     info = TensorInfo(f"{module}.weight", (out_dim, in_dim), form, codes.file, num_bytes)
-    return LogicalTensor(info, reader, reader.check)
+    return LogicalTensor(info, reader, reader.check, read_window=reader.window)
 
 
 def _shape(path: Path, module: str, arrays: Arrays, bits: int) -> tuple[int, int]:

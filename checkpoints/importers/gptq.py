@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from checkpoints.importers.affine import (
     affine_tensor,
     check_finite,
     hold,
+    in_units,
     kernel_bits,
     matrix,
     order_of,
@@ -113,6 +114,19 @@ class _Reader:
         scale = self.arrays["scales"].read()
         return affine_tensor(codes, scale, zero, bits=bits, group_size=self.group_size, perm=self.perm)
 
+    def window(self, rows: slice, columns: slice) -> AffineTensor | None:
+        """See `LogicalTensor.read_window`."""
+        (out_dim, in_dim), per_word = self.shape, WORD_BITS // self.settings.bits
+        words, groups = in_units(columns, per_word, in_dim), in_units(columns, self.group_size, in_dim)
+        zeros = in_units(rows, per_word, out_dim)
+        is_permuted = self.perm is not None and columns != slice(0, in_dim)
+        if WORD_BITS % self.settings.bits or is_permuted or words is None or groups is None or zeros is None:
+            return None
+        at = {"qweight": (words, rows), "scales": (groups, rows), "qzeros": (groups, zeros)}
+        arrays = {leaf: replace(array, at=at[leaf]) for leaf, array in self.arrays.items() if leaf in at}
+        shape = rows.stop - rows.start, columns.stop - columns.start
+        return replace(self, arrays=arrays, shape=shape)()
+
     def zero(self) -> np.ndarray | None:
         """int16 [G, N]; None where none are stored, which is symmetric."""
         if "qzeros" not in self.arrays:
@@ -151,4 +165,4 @@ def _logical(module: str, arrays: Arrays, settings: Settings) -> LogicalTensor:
     reader = _Reader(arrays, (out_dim, in_dim), settings, group_size, perm)
     num_bytes = sum(a.num_bytes for a in arrays.values())
     info = TensorInfo(f"{module}.weight", (out_dim, in_dim), form, qweight.file, num_bytes)
-    return LogicalTensor(info, reader, reader.check)
+    return LogicalTensor(info, reader, reader.check, read_window=reader.window)

@@ -8,7 +8,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from checkpoints import AffineFormat, AffineTensor, Checkpoint, DenseFormat, EightBitFormat, EightBitTensor, TensorInfo
@@ -53,6 +53,7 @@ def test_shards_have_as_few_heads_as_can_be(heads, num_shards, kv_heads, group):
     assert (cut.places_per_shard, cut.heads_per_place) == (kv_heads, group)
 
 
+@example([PADDING, 0, 1], 0)
 @given(st.lists(st.integers(-1, 30), min_size=1, max_size=20), st.integers(0, 1))
 def test_shard_arrays_takes_rows_and_zeros(index, axis):
     array = 1 + np.arange(31 * 31).reshape(31, 31)

@@ -276,6 +276,7 @@ def shard_arrays(array: np.ndarray, index: np.ndarray | None, axis: int) -> np.n
 
 def runs_in(index: np.ndarray) -> list[tuple[int, int]]:
     """Where an index goes on by one (or stays padding), as (start, stop)."""
-    step = np.where(index[1:] == PADDING, index[:-1] != PADDING, index[1:] != index[:-1] + 1)
+    was_padding, is_padding = index[:-1] == PADDING, index[1:] == PADDING
+    step = (was_padding != is_padding) | (~is_padding & (index[1:] != index[:-1] + 1))
     ends = [0, *(np.flatnonzero(step) + 1).tolist(), len(index)]
     return list(pairwise(ends))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from checkpoints import AffineTensor, Checkpoint, EightBitTensor, Tensor, WordTensor
+from checkpoints import AffineFormat, AffineTensor, Checkpoint, EightBitTensor, Tensor, WordTensor
 from checkpoints.eight_bit import BLOCK, eight_bit_tensor
 from turbojax.models.cutting import PADDING, PARTS, ROW_PARALLEL, ModelCut, shard_arrays
 from turbojax.models.families import Architecture, Source
@@ -83,7 +83,7 @@ class Part:
     def words(self, tensor: WordTensor) -> WordTensor | None:
         """Codes left in words, where rows and columns are runs that end at words and at groups."""
         rows, columns = self.rows, self.columns
-        if any(index is not None and (PADDING in index or np.any(np.diff(index) != 1)) for index in (rows, columns)):
+        if any(run_in(index, 0) is None for index in (rows, columns)):
             return None
         if rows is not None and (rows[0] % PER_WORD or len(rows) % PER_WORD):
             return None
@@ -132,11 +132,23 @@ class ShardView(Checkpoint):
 
     def read(self, name: str) -> Tensor:
         part, _, stored = name.rpartition(SEPARATOR)
-        tensor = self._whole.read(stored)
-        if not part:
+        window = self._window(part, stored) if part else None
+        tensor = self._whole.read(stored) if window is None else window
+        if not part or window is not None:
             return tensor
         group_size = tensor.group_size if isinstance(tensor, AffineTensor) else None
         return self.part(part, group_size).of(tensor, self._places.get(part))
+
+    def _window(self, part: str, stored: str) -> Tensor | None:
+        """The shard's part where it is a run of outputs and of inputs that the file can be read by alone."""
+        info = self._whole.tensors.get(stored)
+        if info is None or not isinstance(info.format, AffineFormat) or len(info.shape) != 2:
+            return None
+        mine = self.part(part, info.format.group_size)
+        if mine.group_size not in (None, info.format.group_size):
+            return None
+        rows, columns = (run_in(index, size) for index, size in zip((mine.rows, mine.columns), info.shape, strict=True))
+        return None if rows is None or columns is None else self._whole.read_window(stored, rows, columns)
 
     def read_words(self, name: str) -> WordTensor | None:
         part, _, stored = name.rpartition(SEPARATOR)
@@ -147,6 +159,14 @@ class ShardView(Checkpoint):
 
     def release(self) -> None:
         self._whole.release()
+
+
+def run_in(index: np.ndarray | None, size: int) -> slice | None:
+    """The one run that an index is; None where it is more, or has padding."""
+    if index is None:
+        return slice(0, size)
+    is_run = index[0] != PADDING and bool(np.all(np.diff(index) == 1))
+    return slice(int(index[0]), int(index[-1]) + 1) if is_run else None
 
 
 def within(rows: np.ndarray, index: np.ndarray) -> np.ndarray:
