@@ -89,7 +89,8 @@ def as_choice(index: int, parts: Iterable[Part], *, has_logprobs: bool) -> Choic
     content, reasoning, calls = "", "", dict[int, ToolCall]()
     logprobs, reason = list[TokenLogprob](), None
     for part in parts:
-        logprobs, reason = logprobs + part.logprobs, part.finish_reason
+        logprobs += part.logprobs
+        reason = part.finish_reason
         for delta in part.deltas:
             match delta:
                 case Content():

@@ -27,7 +27,7 @@ async def tokenize(body: TokenizeText | TokenizeChat, service: ServiceArg) -> To
     tokenizer = checked(service, body.model)
     with naming("prompt" if isinstance(body, TokenizeText) else "messages"):
         ids = await asyncio.to_thread(encode, service, tokenizer, body)
-    names = [service.token_texts.name_of(token) for token in ids] if body.return_token_strs else None
+    names = await asyncio.to_thread(names_of, service, ids) if body.return_token_strs else None
     return Tokenized(count=len(ids), max_model_len=service.pipe.session_len, tokens=ids, token_strs=names)
 
 
@@ -51,6 +51,11 @@ def encode(service: Service, tokenizer: Tokenizer, body: TokenizeText | Tokenize
     kwargs, wants_prompt = body.chat_template_kwargs, body.add_generation_prompt
     text = render(body.messages, tools, kwargs, tokenizer, add_generation_prompt=wants_prompt)
     return tokenizer.encode(text, add_special_tokens=False)
+
+
+def names_of(service: Service, token_ids: list[int]) -> list[str]:
+    """Takes half a second for each million tokens, so not in the event loop."""
+    return [service.token_texts.name_of(token) for token in token_ids]
 
 
 def checked(service: Service, model: str | None) -> Tokenizer:
