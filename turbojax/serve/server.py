@@ -21,9 +21,11 @@ from turbojax.errors import ServerError
 from turbojax.serve.connections import bounded
 from turbojax.serve.gate import Gate
 from turbojax.serve.settings import ServeConfig
+from turbojax.serve.short_turns import short_turns
 
 # Once all is answered or cut: for the last bytes of answers to leave.
 CLOSE_S = 2
+NOT_STARTED = "the server did not start; its log says why"
 
 log = logging.getLogger(__name__)
 
@@ -49,10 +51,12 @@ def run_server(
         Whether everything was answered.
 
     Raises:
-        ServerError: it cannot listen there, or its certificate cannot be read.
+        ServerError: it cannot listen there, its certificate cannot be read, or the app does not start.
     """
     server = Server(app, config, on_ready)
     server.run_on(listener or listen(config))
+    if not server.started:
+        raise ServerError(NOT_STARTED)
     return not server.has_cut
 
 
@@ -85,7 +89,7 @@ def background_server(app: FastAPI, config: ServeConfig | None = None) -> Iterat
     try:
         while not ready.wait(0.1):
             if not thread.is_alive():
-                raise ServerError("the server did not start; its log says why")
+                raise ServerError(NOT_STARTED)
         yield url
     finally:
         server.should_exit = True
@@ -179,25 +183,30 @@ class Server(uvicorn.Server):
         self.has_cut = False
 
     def run_on(self, listener: socket.socket) -> None:
-        """Serves until it is told to end.
+        """Serves until it is told to end; or not at all, with `started` false, where the app does not start.
 
         Raises:
             ServerError: somebody else listens there by now.
         """
         self.config.load()
         self.config.http_protocol_class = bounded(self.config.http_protocol_class, self._own_config)
-        with listener:
+        with listener, short_turns():
             host, port = listener.getsockname()[:2]
             try:
                 listener.listen(self.config.backlog)
             except OSError as error:
                 raise cannot_listen(error, host, port) from error
-            self.run(sockets=[listener])
+            try:
+                self.run(sockets=[listener])
+            except SystemExit:  # newer uvicorns end so where an app does not start; older ones return
+                if self.started:
+                    raise
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        for listener in sockets or ():
-            self._on_ready(url_of(listener, self._own_config))
+        if self.started:  # else the app has failed, as one whose folder of batches cannot be read
+            for listener in sockets or ():
+                self._on_ready(url_of(listener, self._own_config))
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Hears a signal. (It is not raised again at the end: the process ends by itself, with its own exit code.)"""

@@ -1,6 +1,7 @@
 """The file store: after any calls and any restart it has what was put in and not taken out."""
 
 import io
+from functools import partial
 
 import pytest
 from hypothesis import settings
@@ -8,6 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tests.serve.batches.harness import Clock
+from turbojax.serve.batches.batches import BatchStore
+from turbojax.serve.batches.disk import BATCH, FILE, BatchFolderError, new_id
 from turbojax.serve.batches.files import FileStore
 from turbojax.serve.openai_errors import ApiError
 
@@ -122,3 +125,14 @@ def test_a_disk_that_is_full_is_told_and_leaves_nothing(tmp_path):
         store.create(Failing(), "x")
     assert caught.value.status == 507
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("store", "kind"), [(partial(FileStore, max_total_bytes=MAX_TOTAL_BYTES), FILE), (BatchStore, BATCH)]
+)
+def test_a_record_that_cannot_be_read_is_no_reason_to_forget_it(tmp_path, store, kind):
+    kept = tmp_path / f"{new_id(kind)}.json"
+    kept.mkdir()  # reading it is an error of the disk
+    with pytest.raises(BatchFolderError, match=r"\.json cannot be read: Is a directory"):
+        store(tmp_path)
+    assert kept.exists()

@@ -25,7 +25,7 @@ from turbojax.errors import ServerError
 from turbojax.serve.app import create_app
 from turbojax.serve.connections import BUSY
 from turbojax.serve.gate import Gate
-from turbojax.serve.server import Server, background_server, ending_on_sigterm, listen, url_of
+from turbojax.serve.server import Server, background_server, ending_on_sigterm, listen, run_server, url_of
 from turbojax.serve.settings import ServeConfig
 
 ROOT = Path(__file__).parents[3]
@@ -198,9 +198,9 @@ def test_the_url_names_the_port_that_was_found():
         assert url_of(listener, config) == f"http://127.0.0.1:{listener.getsockname()[1]}"
 
 
-def plain_app() -> FastAPI:
+def plain_app(**options) -> FastAPI:
     """No routes but /hello, behind nothing."""
-    app = FastAPI()
+    app = FastAPI(**options)
     app.state.gate = Gate(10)
 
     @app.get("/hello")
@@ -230,6 +230,20 @@ def test_ipv6_is_an_address_like_another():
 
 
 # -- connections ------------------------------------------------------------------------------------------
+
+
+def test_an_app_that_does_not_start_is_never_said_to_be_ready():
+    @contextlib.asynccontextmanager
+    async def broken(app):
+        raise OSError("no such disk")
+        yield
+
+    app, said = plain_app(lifespan=broken), []
+    with pytest.raises(ServerError, match="did not start"):
+        run_server(app, ServeConfig(server_port=0), on_ready=said.append)
+    with pytest.raises(ServerError, match="did not start"), background_server(app):
+        pytest.fail("it is said to be ready")
+    assert not said
 
 
 def test_more_connections_than_may_be_are_turned_away():

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from turbojax.json_lines import RecordFile
-from turbojax.serve.batches.disk import BATCH, ids_in, write_whole
+from turbojax.serve.batches.disk import BATCH, ids_in, read_whole, write_whole
 from turbojax.serve.batches.protocol import Batch, BatchState, RequestCounts
 from turbojax.serve.openai_errors import OVERLOADED, ApiError
 
@@ -67,8 +67,8 @@ class BatchStore:
 
 def read_state(path: Path) -> BatchState | None:
     try:
-        return BatchState.model_validate_json(path.read_bytes())
-    except (OSError, ValidationError):
+        return BatchState.model_validate_json(read_whole(path))
+    except ValidationError:
         return None
 
 

@@ -38,6 +38,18 @@ def write_whole(path: Path, data: bytes) -> None:
         raise
 
 
+def read_whole(path: Path) -> bytes:
+    """What `write_whole` has put in place.
+
+    Raises:
+        BatchFolderError: it cannot be read; to go on without it would be to lose it.
+    """
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise BatchFolderError(f"{path} cannot be read: {error.strerror}") from error
+
+
 class Folder:
     """A folder that one server holds at a time.
 

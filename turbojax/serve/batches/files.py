@@ -11,7 +11,7 @@ from typing import IO, Literal
 
 from pydantic import ValidationError
 
-from turbojax.serve.batches.disk import FILE, ids_in, new_id, write_whole
+from turbojax.serve.batches.disk import FILE, ids_in, new_id, read_whole, write_whole
 from turbojax.serve.batches.protocol import FileObject
 from turbojax.serve.openai_errors import SERVER, ApiError
 
@@ -143,8 +143,8 @@ class FileStore:
 
 def read_object(path: Path) -> FileObject | None:
     try:
-        return FileObject.model_validate_json(path.read_bytes())
-    except (OSError, ValidationError):
+        return FileObject.model_validate_json(read_whole(path))
+    except ValidationError:
         return None
 
 
