@@ -76,6 +76,20 @@ def test_an_engine_without_progress_is_stalled_until_a_step_finishes():
         wait_for(lambda: loop.status.stalled_s == 0)
 
 
+@pytest.mark.parametrize("counter", ["num_traces", "num_compilations"])
+def test_a_program_that_began_or_came_to_be_is_progress(counter):
+    with open_loop() as (loop, scheduler, runner):
+        runner.gate.clear()
+        loop.submit(request(0, 3, 4))
+        wait_for(lambda: scheduler.running)
+        loop._progress_s -= LONG_AGO_S
+        assert loop.status.stalled_s > LONG_AGO_S
+        setattr(scheduler.metrics, counter, 1)
+        assert loop.status.stalled_s < LONG_AGO_S
+        loop._progress_s -= LONG_AGO_S
+        assert loop.status.stalled_s > LONG_AGO_S, "and no longer, once it is an old one"
+
+
 def test_a_stalled_engine_stays_so_when_everybody_has_given_up_and_others_come():
     with open_loop() as (loop, scheduler, runner):
         runner.gate.clear()

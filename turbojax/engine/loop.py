@@ -28,6 +28,7 @@ class EngineLoop:
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._end: TurbojaxError | None = None  # why no further request is taken
         self._progress_s = time.monotonic()  # when a step finished, or work came to an engine that had none
+        self._num_compiled = 0  # traces and programs, when somebody last asked for the status
         # Nothing is queued behind the command that closes. A stream that is collected as garbage cancels its requests
         # in whatever thread allocates just then, which may hold the lock.
         self._lock = threading.RLock()
@@ -90,9 +91,18 @@ class EngineLoop:
             num_held_pages=max(0, pool.num_usable_pages - num_free - num_idle),
             num_idle_pages=num_idle,
             num_free_pages=num_free,
-            stalled_s=max(0.0, time.monotonic() - self._progress_s) if self._has_work else 0.0,
+            stalled_s=max(0.0, time.monotonic() - self._last_progress_s()) if self._has_work else 0.0,
             failure=None if self._end is None else str(self._end),
         )
+
+    def _last_progress_s(self) -> float:
+        """When a step finished. A program that began or came to be since somebody last asked is progress too: the
+        first request of a shape waits for several, on a slow machine for minutes."""
+        metrics = self._scheduler.metrics
+        num_compiled = metrics.num_traces + metrics.num_compilations
+        if num_compiled != self._num_compiled:
+            self._num_compiled, self._progress_s = num_compiled, time.monotonic()
+        return self._progress_s
 
     def leave(self, request: Request) -> None:
         """Counts a request as ended; whoever has seen its end may say so before the engine does."""

@@ -61,7 +61,8 @@ class EngineStatus(NamedTuple):
         num_held_pages: pages that running requests hold.
         num_idle_pages: pages that nobody holds, kept for what they contain until somebody needs them.
         num_free_pages: the others.
-        stalled_s: for how long there has been work without a step that finished; 0 while there is no work.
+        stalled_s: for how long there has been work without a step that finished or a program that was compiled; 0 while
+            there is no work.
         failure: why the engine takes no further request; None while it does.
     """
 

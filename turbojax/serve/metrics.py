@@ -98,7 +98,11 @@ class EngineCollector(Collector):
             ("turbojax_requests_running", "Requests with a slot.", status.num_running),
             ("turbojax_requests_waiting", "Requests that wait for a slot.", status.num_waiting),
             ("kv_cache_usage_ratio", "Share of the KV pool that running requests hold.", status.pool_usage),
-            ("turbojax_engine_stalled_seconds", "How long there is work and no step finishes.", status.stalled_s),
+            (
+                "turbojax_engine_stalled_seconds",
+                "How long there is work, and no step finishes and no program is compiled.",
+                status.stalled_s,
+            ),
             ("turbojax_engine_up", "0 once the engine has failed or was closed.", status.failure is None),
         ):
             yield GaugeMetricFamily(name, text, value=float(value))

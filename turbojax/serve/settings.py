@@ -40,7 +40,7 @@ class ServeConfig:
         send_timeout_s: a client whose answer waits to be sent has read on by then.
         request_timeout_s: a request is answered whole by then; None is never.
         drain_s: on a signal to end, requests that run have so long to end by themselves.
-        stall_s: an engine that has work and finishes no step for so long is not healthy.
+        stall_s: an engine that has work, and finishes no step and compiles no program for so long, is not healthy.
         log_level: of the least important lines that are logged.
         log_json: a line is a JSON object, instead of text.
         chat_template: a file with the Jinja template of chats, in place of the model's own; read at the start alone.
