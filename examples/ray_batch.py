@@ -47,7 +47,8 @@ def dataset_of(args: argparse.Namespace) -> ray.data.Dataset:
         context = ray.data.DataContext.get_current()
         context.checkpoint_config = CheckpointConfig(id_column="id", checkpoint_path=args.checkpoint)
     if args.input:
-        return ray.data.read_json(args.input, lines=True)
+        # Actors may take every CPU of a laptop: reading and writing then wait for one that never comes free.
+        return ray.data.read_json(args.input, lines=True, num_cpus=0)
     rows = [{"id": i, "messages": [{"role": "user", "content": text}]} for i, text in enumerate(QUESTIONS)]
     return ray.data.from_items(rows, override_num_blocks=args.num_actors)
 
@@ -67,7 +68,7 @@ def main() -> None:
         should_continue_on_error=True,
     )
     if args.output:
-        answers.write_json(args.output)
+        answers.write_json(args.output, ray_remote_args={"num_cpus": 0})
         return
     for row in answers.iter_rows():
         print(f"{row['id']}: {row['generated_text'] or row['__inference_error__']}")
