@@ -116,8 +116,8 @@ NOTES = """
   and engines that turn keys take it from there.
 - The weights of this model lie on grids of 4 bits in groups of 32 already. Rounding them to other grids loses more than
   on a model that was kept in 16 bits, and perplexity does not follow the error: judge these rows by KL.
-- `turbojax lite audit MODEL --text FILE` makes such a table of another model, with KV and weights of every layer alone; `--budget KL`
-  finds the fewest KV bits by layer within a KL, and `--write` keeps them where the engine finds them.
+- `turbojax lite audit MODEL --text FILE` makes such a table of another model, with KV and weights of every layer alone;
+  `--budget KL` finds the fewest KV bits by layer within a KL, and `--write` keeps them where the engine finds them.
 """
 
 
