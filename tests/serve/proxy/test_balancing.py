@@ -27,9 +27,11 @@ def test_whole_answers_are_as_long_as_their_usage_says(node):
     node.answer = with_usage(6)
     with proxy_over([node]) as client:
         client.post(CHAT, json=BODY)
+        client.wait_idle()  # an answer is counted just after its end was sent
         expected = FIRST_MEAN_OUTPUT + 0.05 * (6 - FIRST_MEAN_OUTPUT)
         assert abs(client.proxy.fleet.outputs.mean("tiny") - expected) < 1e-9
         client.post(CHAT, json=BODY | {"n": 2})
+        client.wait_idle()
         assert abs(client.proxy.fleet.outputs.mean("tiny") - (expected + 0.05 * (3 - expected))) < 1e-9
 
 
@@ -37,9 +39,9 @@ def test_streams_are_as_long_as_their_events_are_many(node):
     node.answer = five_events
     with proxy_over([node]) as client:
         client.post(CHAT, json=BODY)
+        client.wait_idle()  # an answer is counted just after its end was sent
         expected = FIRST_MEAN_OUTPUT + 0.05 * (5 - FIRST_MEAN_OUTPUT)
         assert abs(client.proxy.fleet.outputs.mean("tiny") - expected) < 1e-9
-        client.wait_idle()
         assert client.status_of(node)["speed"] > 0
         assert f'turbojax_proxy_node_outstanding_tokens{{node="{node.url}"}} 0.0' in client.get("/metrics").text
 
