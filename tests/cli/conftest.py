@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
+
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -26,3 +29,11 @@ def run(pipes: list[FakePipeline], monkeypatch: pytest.MonkeyPatch):
         return CliRunner().invoke(app.app, [str(arg) for arg in args], input=input)
 
     return invoke
+
+
+@pytest.fixture
+def ctrl_c_is_heard() -> Iterator[None]:
+    """Whatever started the tests: what a shell runs in the background ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

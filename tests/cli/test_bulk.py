@@ -179,6 +179,7 @@ def test_no_more_than_twice_the_batch_is_in_flight(run, pipes, files, monkeypatc
     assert len(records(files[1])) == 50
 
 
+@pytest.mark.usefixtures("ctrl_c_is_heard")
 def test_ctrl_c_loses_nothing_that_was_finished(files):
     write_lines(files[0], *({"prompt": "slow" if i % 3 == 0 else f"p{i}"} for i in range(1, 13)))
     code = (

@@ -106,6 +106,7 @@ def test_a_torn_last_line_is_written_again(batch, files):
     assert sorted(found(files)) == [f"id-{i}" for i in range(5)]
 
 
+@pytest.mark.usefixtures("ctrl_c_is_heard")
 def test_ctrl_c_keeps_what_was_answered(batch, files, monkeypatch):
     answered = []
     real = answers.answer
