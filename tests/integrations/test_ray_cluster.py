@@ -16,7 +16,7 @@ from turbojax.configs import EngineConfig, GenerationConfig
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'turbojax[ray]'")
 pytest.importorskip("pyarrow", reason="Ray Data needs pyarrow: pip install 'turbojax[ray]'")
 # Ray warns of its own settings.
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning:ray.*")]
+pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore::DeprecationWarning:ray.*")]
 
 ENGINE, GEN = EngineConfig(**SMALL), GenerationConfig(max_new_tokens=8, ignore_eos=True)
 NUM_ROWS = 24
