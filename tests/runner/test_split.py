@@ -249,10 +249,13 @@ def test_several_tokens_a_call_are_refused_for_slots_that_are_not_plain(runner, 
         step(runner, decode=[driver], num_steps=4)
 
 
-def test_states_of_split_steps_keep_their_place(runner):
+def test_states_of_split_steps_keep_their_place(runner, golden):
     """The pool, the counts and the hidden states are donated: no program makes new ones."""
+    driver = Driver(runner, 0, golden[0][0], num_logprobs=0)
+    prefill(driver)
+    step(runner, decode=[driver])
     programs = runner._executables._programs
-    assert len(programs) >= 6
+    assert len(programs) >= 4, "forward and pick of a chunk and of a decode step, beside those that move slots"
     kept = jax.tree.leaves((runner._state.pool, runner._state.slots.rules.counts, runner._state.hidden))
     for key, program in programs.items():
         assert program.memory_analysis().alias_size_in_bytes >= sum(leaf.nbytes for leaf in kept), key
