@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import httpx
 import pytest
 
 from tests.pipeline.harness import wait_until_idle
@@ -40,3 +41,17 @@ def fake_url(fake_pipe):
     """Base url of a server on an engine without a device."""
     with harness.serving_pipe(fake_pipe) as url:
         yield url
+
+
+@pytest.fixture
+def tiny(tiny_url):
+    """A client of the server on the tiny model."""
+    with httpx.Client(base_url=tiny_url, timeout=60) as client:
+        yield client
+
+
+@pytest.fixture
+def fake(fake_url):
+    """A client of the server on an engine without a device."""
+    with httpx.Client(base_url=fake_url, timeout=60) as client:
+        yield client

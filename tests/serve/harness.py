@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import uvicorn
 from fastapi import FastAPI
 
@@ -122,3 +123,10 @@ def serving_pipe(pipe: Pipeline, config: ServeConfig | None = None) -> Iterator[
     """A server on a pipeline; see `serving`."""
     with serving(create_app(service_on(pipe, config))) as url:
         yield url
+
+
+def events_of(response: httpx.Response) -> list[Any]:
+    """What the events of a stream that ended well hold."""
+    events = [event.removeprefix("data: ") for event in response.text.split("\n\n")]
+    assert events[-2:] == ["[DONE]", ""]
+    return [json.loads(event) for event in events[:-2]]

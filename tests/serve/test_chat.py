@@ -8,7 +8,7 @@ import math
 import httpx
 import pytest
 
-from tests.serve.harness import CHAT_TEMPLATE, fake_pipeline, serving_pipe
+from tests.serve.harness import CHAT_TEMPLATE, events_of, fake_pipeline, serving_pipe
 from turbojax.configs import GenerationConfig
 from turbojax.serve.protocol.chat import ChatChunk, ChatCompletion
 from turbojax.serve.tally import Tally
@@ -16,18 +16,6 @@ from turbojax.serve.tally import Tally
 MESSAGES = [{"role": "user", "content": "Hi"}]
 BODY = {"model": "tiny", "messages": MESSAGES, "max_tokens": 12, "temperature": 0}
 PROMPT = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
-
-
-@pytest.fixture
-def fake(fake_url):
-    with httpx.Client(base_url=fake_url, timeout=60) as client:
-        yield client
-
-
-@pytest.fixture
-def tiny(tiny_url):
-    with httpx.Client(base_url=tiny_url, timeout=60) as client:
-        yield client
 
 
 def answer(client, **fields):
@@ -40,9 +28,7 @@ def chunks(client, **fields):
     response = client.post("/v1/chat/completions", json=BODY | {"stream": True} | fields)
     assert response.status_code == 200, response.text
     assert response.headers["content-type"].startswith("text/event-stream")
-    events = [event.removeprefix("data: ") for event in response.text.split("\n\n")]
-    assert events[-2:] == ["[DONE]", ""]
-    return [ChatChunk.model_validate(json.loads(event), extra="forbid") for event in events[:-2]]
+    return [ChatChunk.model_validate(event, extra="forbid") for event in events_of(response)]
 
 
 def refusal(client, **fields):

@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
-import json
-
-import httpx
 import pytest
 
+from tests.serve.harness import events_of
 from turbojax.configs import GenerationConfig
 from turbojax.serve.protocol.completions import Completion
 
 BODY = {"model": "tiny", "prompt": "The sea", "max_tokens": 8, "temperature": 0}
-
-
-@pytest.fixture
-def tiny(tiny_url):
-    with httpx.Client(base_url=tiny_url, timeout=60) as client:
-        yield client
-
-
-@pytest.fixture
-def fake(fake_url):
-    with httpx.Client(base_url=fake_url, timeout=60) as client:
-        yield client
 
 
 def answer(client, **fields):
@@ -34,9 +20,7 @@ def answer(client, **fields):
 def chunks(client, **fields):
     response = client.post("/v1/completions", json=BODY | {"stream": True} | fields)
     assert response.status_code == 200, response.text
-    events = [event.removeprefix("data: ") for event in response.text.split("\n\n")]
-    assert events[-2:] == ["[DONE]", ""]
-    return [Completion.model_validate(json.loads(event), extra="forbid") for event in events[:-2]]
+    return [Completion.model_validate(event, extra="forbid") for event in events_of(response)]
 
 
 def refusal(client, **fields):

@@ -8,12 +8,6 @@ import pytest
 from tests.serve.harness import fake_pipeline, serving_pipe
 
 
-@pytest.fixture
-def tiny(tiny_url):
-    with httpx.Client(base_url=tiny_url, timeout=60) as client:
-        yield client
-
-
 def test_texts_become_tokens_and_come_back(tiny, tiny_pipe):
     text = "Straße ☃"
     got = tiny.post("/tokenize", json={"model": "tiny", "prompt": text, "return_token_strs": True}).json()
