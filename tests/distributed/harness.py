@@ -7,9 +7,9 @@ import threading
 from contextlib import contextmanager
 
 from tests.engine.fake import FakeRunner
-from turbojax.distributed.channel import gather, join
 from turbojax.distributed.follower import follow
 from turbojax.distributed.leader import LeaderRunner
+from turbojax.distributed.meeting import gather, join
 from turbojax.distributed.places import Place
 from turbojax.distributed.watch import Watch
 

@@ -8,7 +8,7 @@ import queue
 import threading
 from typing import Any
 
-from turbojax.distributed.channel import Link
+from turbojax.distributed.link import Link
 from turbojax.distributed.watch import Watch
 from turbojax.engine.plan import Runner
 from turbojax.errors import ClusterError, ProcessLostError

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from turbojax.distributed.channel import Link
+from turbojax.distributed.link import Link
 from turbojax.distributed.watch import GRACE_S, Watch
 from turbojax.engine.plan import Runner, StepPlan, StepResult
 from turbojax.errors import ClusterError, ProcessLostError

@@ -13,9 +13,10 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from turbojax import __version__
-from turbojax.distributed.channel import Facts, Link, agree, gather, join, lowest, settle, told_lowest
 from turbojax.distributed.follower import follow
 from turbojax.distributed.leader import LeaderRunner
+from turbojax.distributed.link import Link
+from turbojax.distributed.meeting import Facts, agree, gather, join, lowest, settle, told_lowest
 from turbojax.distributed.places import Place, place_of
 from turbojax.distributed.watch import Watch
 from turbojax.errors import ClusterError, ConfigError, CoordinatorUnreachableError

@@ -2,14 +2,12 @@
 
 import contextlib
 import socket
-import threading
 
 import pytest
 
 from tests.distributed.harness import FACTS, Process, links, places
-from turbojax.distributed import wire
-from turbojax.distributed.channel import agree, gather, join, settle
-from turbojax.errors import ClusterError, ClusterMismatchError, CoordinatorUnreachableError, ProcessLostError
+from turbojax.distributed.meeting import agree, gather, join, settle
+from turbojax.errors import ClusterError, ClusterMismatchError, CoordinatorUnreachableError
 
 
 def end(*ends):
@@ -121,21 +119,3 @@ def test_a_port_that_is_taken_is_named():
     where = places(2)
     with socket.create_server(("", where[0].control_port)), pytest.raises(ClusterError, match="cannot be had"):
         gather(where[0], FACTS)
-
-
-def test_a_message_that_is_too_large_is_not_read():
-    (mine,), (theirs,) = links(2)
-    theirs._connection.sendall(wire.LENGTH.pack(wire.MAX_FRAME_BYTES + 1))
-    with pytest.raises(ClusterError, match=f"sends a message of {wire.MAX_FRAME_BYTES + 1} bytes; accepted: at most"):
-        mine.receive()
-    end(mine, theirs)
-
-
-def test_a_peer_that_is_gone_is_noticed_under_a_receive():
-    (mine,), (theirs,) = links(2)
-    waiting = Process(mine.receive)
-    theirs.close()
-    with pytest.raises(ProcessLostError, match=r"process 1 of 2 \(127.0.0.1\) is lost: it closed its connection"):
-        waiting.end()
-    mine.close()
-    assert not any(thread is waiting for thread in threading.enumerate())
