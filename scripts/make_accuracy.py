@@ -113,7 +113,8 @@ NOTES = """
   have 4 bits. Their products stay as they are, and the large dims are spread over all of a head's.
 - `turbojax lite calibrate MODEL` also finds a factor for each dim of a key, by which its query is divided: large where
   queries are large, so that an error of the key costs much. It is kept with the checkpoint (`turbojax_k_scale.npy`),
-  and engines that turn keys take it from there.
+  and engines that turn keys take it from there. `save_model` hands policy and factors on to a native checkpoint, which
+  itself cannot be calibrated.
 - The weights of this model lie on grids of 4 bits in groups of 32 already. Rounding them to other grids loses more than
   on a model that was kept in 16 bits, and perplexity does not follow the error: judge these rows by KL.
 - `turbojax lite audit MODEL --text FILE` makes such a table of another model, with KV and weights of every layer alone;

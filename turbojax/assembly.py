@@ -239,13 +239,14 @@ def open_model(
 
     Raises:
         ConfigError: see `as_configured`, for native checkpoints.
+        ModelConfigError: what a calibration left beside it is broken, or of another model; names the file.
     """
     if is_native(path):
         from turbojax.models.native import load_native_model  # with orbax, which few other starts need
 
         model = load_native_model(path, placement=placement)
         advance(1)
-        return as_configured(model, config)
+        return with_k_scale(as_configured(model, config), read_k_scale(path))
     config = with_kv_policy(config, read_kv_policy(path))
     model = load_model(
         path, dtype=config.dtype, kv_bits=config.kv_bits, kv_hadamard=bool(config.kv_hadamard),

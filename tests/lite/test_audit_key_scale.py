@@ -10,11 +10,12 @@ from tests.core.harness import all_logits, chunks, fresh
 from turbojax.assembly import open_model
 from turbojax.configs import EngineConfig
 from turbojax.errors import ModelConfigError
-from turbojax.kv_policy import scale_file, write_k_scale
+from turbojax.kv_policy import read_k_scale, scale_file, write_k_scale
 from turbojax.lite import rotation
 from turbojax.lite.audit import Audit, uniform
 from turbojax.lite.rotation import k_scale_of, scale_of
 from turbojax.models.model import load_model
+from turbojax.models.native import save_model
 
 SHAPE = (2, 2, 32)  # layers, KV heads and head dim of the model
 
@@ -82,7 +83,7 @@ def test_engines_that_turn_keys_find_the_scale(folder, window, k_bits):
 @pytest.mark.parametrize(
     ("scale", "match"),
     [
-        (np.ones((2, 2, 16)), r"shape \(2, 2, 16\)"),
+        (np.ones((2, 2, 16)), r"k_scale\.npy: has shape \(2, 2, 16\)"),
         (np.zeros(SHAPE), "above 0"),
         (np.full(SHAPE, np.nan), "finite"),
         (np.ones(4), r"\[layers, KV heads, head dim\]"),
@@ -99,6 +100,24 @@ def test_a_file_that_is_no_array_is_named(folder):
     scale_file(folder).write_bytes(b"text")
     with pytest.raises(ModelConfigError, match=r"no \.npy file"):
         open_model(folder, EngineConfig(dtype="float32", quant_policy=4, kv_hadamard=True), lambda share: None)
+
+
+def test_a_native_checkpoint_is_saved_with_the_scale_and_opened_with_it(folder, tmp_path):
+    """Whatever bits it was saved with, and whatever file lies beside it later."""
+    first, second = (np.exp(np.random.default_rng(seed).standard_normal(SHAPE)).astype(np.float32) for seed in (3, 4))
+    write_k_scale(folder, first)
+    native, turned = tmp_path / "native", EngineConfig(dtype="float32", k_bits=4, v_bits=16, kv_hadamard=True)
+    save_model(open_model(folder, EngineConfig(dtype="float32", quant_policy=0), lambda share: None), native)
+    np.testing.assert_array_equal(read_k_scale(native), first)
+    for scale in (first, second):
+        write_k_scale(native, scale)
+        model = open_model(native, turned, lambda share: None)
+        assert all(segment.layer.has_k_scale for segment in model.spec.segments)
+        found = np.concatenate([np.asarray(w.k_scale) for w in model.weights.segments])
+        np.testing.assert_array_equal(found, scale)
+    write_k_scale(native, np.ones((2, 2, 16)))
+    with pytest.raises(ModelConfigError, match=r"native.*k_scale\.npy: has shape"):
+        open_model(native, turned, lambda share: None)
 
 
 def test_products_stay_with_any_scale():

@@ -1,5 +1,6 @@
 """A checkpoint's own precision of the KV cache: engines that leave it open take it, and broken ones are refused."""
 
+import dataclasses
 import json
 import shutil
 
@@ -7,8 +8,9 @@ import pytest
 
 from turbojax.assembly import open_model
 from turbojax.configs import EngineConfig
-from turbojax.errors import ModelConfigError
+from turbojax.errors import LiteError, ModelConfigError
 from turbojax.kv_policy import KVPolicy, read_kv_policy, with_kv_policy, write_kv_policy
+from turbojax.lite.audit_run import check_target
 
 POLICY = KVPolicy(((4, 8), (8, 16)), hadamard=True)
 
@@ -47,6 +49,26 @@ def test_a_saved_native_checkpoint_keeps_the_policy(folder, tmp_path):
     save_model(model, tmp_path / "native")
     assert opened(tmp_path / "native") == [(4, 4, True)]
     assert opened(tmp_path / "native", quant_policy=8) == [(8, 8, False)]
+
+
+def test_a_native_checkpoint_keeps_the_policy_that_was_beside_a_file(folder, tmp_path, monkeypatch):
+    from turbojax.models import native
+
+    model = open_model(folder, EngineConfig(dtype="float32"), lambda share: None)
+    of_file = dataclasses.replace(model, path=tmp_path / "model.gguf")
+    write_kv_policy(of_file.path, POLICY)
+    monkeypatch.setattr(native, "load_tokenizer", lambda path: None)
+    native.save_model(of_file, tmp_path / "native")
+    assert opened(tmp_path / "native") == [(4, 8, True), (8, 16, False)]
+
+
+def test_a_native_checkpoint_is_not_calibrated_in_place(folder, tmp_path):
+    from turbojax.models.native import save_model
+
+    save_model(open_model(folder, EngineConfig(dtype="float32"), lambda share: None), tmp_path / "native")
+    for work_dir in (None, tmp_path / "copy"):
+        with pytest.raises(LiteError, match=r"native: is a native checkpoint.*calibrate the checkpoint"):
+            check_target(tmp_path / "native", work_dir)
 
 
 def test_a_file_has_a_side_car(tmp_path):

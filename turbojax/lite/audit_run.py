@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from checkpoints import is_native
 from turbojax.assembly import open_model, progress_bar
 from turbojax.configs import EngineConfig
 from turbojax.core.weights import Weights
@@ -179,8 +180,13 @@ def check_target(model: Path, work_dir: Path | None) -> None:
     """Raises LiteError, before the long work, where a policy could not be written in the end."""
     if work_dir is not None and work_dir.exists():
         raise LiteError(f"{work_dir}: exists; give a folder that does not, or --write to change the checkpoint itself")
+    if is_native(model):
+        raise LiteError(
+            f"{model}: is a native checkpoint, which takes no policy; calibrate the checkpoint that it was saved from, "
+            "and save it again: what was found goes with it"
+        )
     if model.is_dir() and not file_of(model).is_file():
-        raise LiteError(f"{model}: has no config.json to write a policy to; audit the checkpoint that it came from")
+        raise LiteError(f"{model}: has no config.json to write a policy to; give the folder that it came from")
 
 
 def write_kv(model: Path, policy: KVPolicy, k_scale: np.ndarray | None) -> Path:

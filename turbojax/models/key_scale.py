@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 
 from turbojax.errors import ModelConfigError
+from turbojax.kv_policy import scale_file
 from turbojax.models.cutting import PADDING, HeadCut
 from turbojax.models.families import architecture_of
 from turbojax.models.model import Model
@@ -26,7 +27,7 @@ def with_k_scale(model: Model, scale: np.ndarray | None) -> Model:
         layer, last = segment.layer, segment.first_layer + segment.num_layers
         expected = (model.spec.num_layers, len(np.unique(heads[heads != PADDING])), layer.head_dim)
         if scale.shape != expected:
-            raise ModelConfigError(f"{model.path}: its scale of keys has shape {scale.shape}, the model {expected}")
+            raise ModelConfigError(f"{scale_file(model.path)}: has shape {scale.shape}, the model's keys {expected}")
         if layer.k_hadamard:
             layer = dataclasses.replace(layer, has_k_scale=True)
             mine = scale[segment.first_layer : last].astype(np.float32)

@@ -18,6 +18,7 @@ from checkpoints.native import read_meta, restore_native, save_native
 from pallas_kernels.backend import on_gpu
 from turbojax.core.weights import LayerWeights, Weights
 from turbojax.errors import ModelConfigError
+from turbojax.kv_policy import ENTRY, read_k_scale, read_kv_policy, write_k_scale
 from turbojax.models.abstract import abstract_weights
 from turbojax.models.model import Model
 from turbojax.models.native_shards import restore_shards
@@ -32,16 +33,23 @@ Shard = Callable[[Any], Any]
 
 
 def save_model(model: Model, path: str | Path) -> None:
-    """Writes a native checkpoint, which loads without parsing, fusing or packing anything, and its tokenizer.
+    """Writes a native checkpoint, which loads without parsing, fusing or packing anything.
+
+    What else the checkpoint it came from has goes with it: its tokenizer, and what a calibration found of its KV cache.
 
     Raises:
         CheckpointFileError: the folder exists, or cannot be written.
         TokenizerError: the checkpoint it came from has a broken tokenizer.
+        ModelConfigError: the checkpoint it came from has a broken KV policy or scale of keys.
     """
-    tokenizer = load_tokenizer(model.path)
-    write_weights(Path(path), model.weights, model.config, model.generation_config)
+    path, tokenizer = Path(path), load_tokenizer(model.path)
+    policy, k_scale = read_kv_policy(model.path), read_k_scale(model.path)
+    beside = {} if policy is None else {ENTRY: policy.entry()}  # a folder's config has it already, a file's does not
+    write_weights(path, model.weights, beside | model.config, model.generation_config)
     if tokenizer is not None:
-        tokenizer.save(Path(path))
+        tokenizer.save(path)
+    if k_scale is not None:
+        write_k_scale(path, k_scale)
 
 
 def write_weights(path: Path, weights: Weights, config: Any, generation_config: Any) -> None:
