@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,13 +28,30 @@ def open_gguf(path: Path) -> Checkpoint:
     meta = Metadata(file)
     config = hf_config(meta)
     tensors = [_logical(meta, config, t) for name, t in file.tensors.items() if not is_table(name)]
-    _say_dequantised(path, [t.kind.name for t in file.tensors.values() if is_dequantised(t.kind, len(t.shape))])
+    _say_dequantised(path, [t for t in file.tensors.values() if is_dequantised(t.kind, len(t.shape))])
     return Checkpoint(path, config, generation_config(file), tensors, [file.file_bytes])
 
 
-def _say_dequantised(path: Path, kinds: list[str]) -> None:
-    for kind, count in sorted(Counter(kinds).items()):
-        log.warning("%s: %d tensors of %s become dense: no kernel takes their codes", path, count, kind)
+def _say_dequantised(path: Path, tensors: list[GgufTensor]) -> None:
+    """One warning: which tensors, and what they take in the file and at 16 bits a value."""
+    if not tensors:
+        return
+    kinds = ", ".join(sorted({t.kind.name for t in tensors}))
+    log.warning(
+        "%s: %d tensors become dense, since no kernel takes codes of %s: %.1f MB in the file, %.1f MB in 16 bits (%s)",
+        path, len(tensors), kinds, sum(t.num_bytes for t in tensors) / 1e6,
+        sum(2 * math.prod(t.shape) for t in tensors) / 1e6, ", ".join(_by_layer(t.name for t in tensors)),
+    )  # fmt: skip
+
+
+def _by_layer(names: Iterable[str]) -> list[str]:
+    """Names of tensors, those of several layers in one: "blk.0,1,5.ffn_down.weight"."""
+    layers: dict[str, list[str]] = {}
+    for name in names:
+        layer = name.split(".")[1]
+        pattern = name.replace(f"blk.{layer}.", "blk.{}.")
+        layers.setdefault(pattern, []).append(layer)
+    return [pattern.format(",".join(of)) for pattern, of in layers.items()]
 
 
 @dataclass(frozen=True)

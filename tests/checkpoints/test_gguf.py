@@ -67,7 +67,7 @@ def write(path, tensors, architecture="llama", extra=()):
 def test_values_equal_the_packages_dequantiser(tmp_path, kind, caplog):
     data = blocks(kind, (96, D), np.random.default_rng(0))
     checkpoint = open_checkpoint(write(tmp_path / "m.gguf", {"blk.0.ffn_up.weight": (data, kind)}))
-    assert (f"1 tensors of {kind.name} become dense" in caplog.text) == (kind in DEQUANTISED)
+    assert (f"no kernel takes codes of {kind.name}: " in caplog.text) == (kind in DEQUANTISED)
     name = "model.layers.0.mlp.up_proj.weight"
     assert checkpoint.tensors[name].shape == (96, D)
     value, want = checkpoint.read(name), gguf.quants.dequantize(data, kind)
@@ -80,6 +80,23 @@ def test_values_equal_the_packages_dequantiser(tmp_path, kind, caplog):
         assert (form.bits, form.group_size, form.has_offset) == (bits, 32, has_offset)
         value = value.dequantize().T
     np.testing.assert_allclose(np.asarray(value, np.float32), want, rtol=1e-6, atol=1e-6 * np.abs(want).max())
+
+
+def test_one_warning_names_what_becomes_dense_and_what_it_takes(tmp_path, caplog):
+    rng = np.random.default_rng(0)
+    tensors = {
+        f"blk.{layer}.ffn_{name}.weight": (blocks(kind, (96, D), rng), kind)
+        for layer, name, kind in [(0, "down", KINDS.Q6_K), (1, "up", KINDS.Q4_K), (1, "down", KINDS.Q6_K)]
+    }
+    tensors["output.weight"] = (blocks(KINDS.Q3_K, (32, D), rng), KINDS.Q3_K)
+    open_checkpoint(write(tmp_path / "m.gguf", tensors))
+    [record] = [r for r in caplog.records if r.name.startswith("checkpoints")]
+    in_file = (2 * 96 * D * 210 / 256 + 32 * D * 110 / 256) / 1e6
+    in_memory = (2 * 96 + 32) * D * 2 / 1e6
+    assert record.getMessage().endswith(
+        f"3 tensors become dense, since no kernel takes codes of Q3_K, Q6_K: {in_file:.1f} MB in the file, "
+        f"{in_memory:.1f} MB in 16 bits (blk.0,1.ffn_down.weight, output.weight)"
+    )
 
 
 @pytest.mark.parametrize(("name", "heads"), [("q", HEADS), ("k", KV_HEADS), ("v", 0)])
