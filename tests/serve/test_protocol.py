@@ -32,6 +32,7 @@ from turbojax.serve.openai_errors import ApiError, parsed, to_api_error
 from turbojax.serve.protocol.chat import ChatRequest
 from turbojax.serve.protocol.completions import CompletionRequest
 from turbojax.serve.protocol.embeddings import EmbeddingRequest
+from turbojax.serve.settings import ServeConfig
 from turbojax.serve.tally import Tally
 
 FORM = {"type": "json_schema"}
@@ -86,7 +87,7 @@ def test_every_field_reaches_the_engine(service):
         "n": 2, "presence_penalty": 0.5, "frequency_penalty": -0.5, "logit_bias": {"7": 3.5}, "ignore_eos": True,
         "skip_special_tokens": False, "min_new_tokens": 3, "stop_token_ids": [4], "bad_words": ["no"],
         "bad_token_ids": [5], "include_stop_str_in_output": True, "repetition_ngram_size": 3,
-        "repetition_ngram_threshold": 4, "priority": -2, "cache_salt": "mine", "timeout_s": 9.5,
+        "repetition_ngram_threshold": 4, "priority": 2, "cache_salt": "mine", "timeout_s": 9.5,
     }  # fmt: skip
     assert fields.keys() == set(SAME)
     sampling = {"temperature": 0.5, "top_p": 0.9, "top_k": 7, "min_p": 0.1, "repetition_penalty": 1.2}
@@ -103,6 +104,16 @@ def test_every_field_reaches_the_engine(service):
     own = {name for name, field in ChatRequest.model_fields.items() if name in CompletionRequest.model_fields}
     assert own - {"logprobs", "max_tokens"} == set(SAME) | elsewhere
     assert {field.name for field in dataclasses.fields(GenerationConfig)} > set(SAME)
+
+
+def test_nobody_gets_a_better_priority_than_the_server_gives(service):
+    with pytest.raises(ConfigError, match="priority is -1; accepted: an int of 0 at least"):
+        generation_config(service, chat(priority=-1))
+    service.config = ServeConfig(min_priority=-5)
+    assert [generation_config(service, chat(priority=p)).priority for p in (-5, 7)] == [-5, 7]
+    with pytest.raises(ApiError, match="priority is -6; accepted: an int of -5 at least") as told, naming("prompt"):
+        generation_config(service, chat(priority=-6))
+    assert (told.value.status, told.value.param) == (400, "priority")
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ def run_openai_batch(model: str | None, config: EngineConfig, source: Path, targ
         progress = LineProgress(num_lines, num_before)
         try:
             with session.open_pipeline(model, config) as pipe, progress:
-                service = Service(pipe, ServeConfig(), default_name(model))
+                service = Service(pipe, ServeConfig(min_priority=-(2**31)), default_name(model))
                 with quiet_log():
                     asyncio.run(answer_lines(service, source, results, progress))
         except ExceptionGroup as error:

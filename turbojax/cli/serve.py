@@ -54,6 +54,7 @@ def api_server(
     max_body_bytes: of.MaxBodyBytes = None,
     max_upload_bytes: of.MaxUploadBytes = None,
     max_json_depth: of.MaxJsonDepth = None,
+    min_priority: of.MinPriority = None,
     receive_timeout_s: of.ReceiveTimeout = None,
     send_timeout_s: of.SendTimeout = None,
     request_timeout_s: of.RequestTimeout = None,

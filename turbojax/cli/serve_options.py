@@ -62,6 +62,9 @@ MaxConcurrentRequests = Annotated[
 MaxBodyBytes = Annotated[int | None, option(_LIMITS, "max_body_bytes", "Of a request's body.")]
 MaxUploadBytes = Annotated[int | None, option(_LIMITS, "max_upload_bytes", "Of a file for a batch.")]
 MaxJsonDepth = Annotated[int | None, option(_LIMITS, "max_json_depth", "Of a body's arrays and objects.")]
+MinPriority = Annotated[
+    int | None, option(_LIMITS, "min_priority", "The best that a client may ask for; lower ones are served first.")
+]
 ReceiveTimeout = Annotated[float | None, option(_LIMITS, "receive_timeout_s", "For a request to come whole.")]
 SendTimeout = Annotated[float | None, option(_LIMITS, "send_timeout_s", "For a slow client to read on.")]
 RequestTimeout = Annotated[float | None, option(_LIMITS, "request_timeout_s", "For a request to be answered.")]

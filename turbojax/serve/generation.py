@@ -28,8 +28,11 @@ def generation_config(service: Service, body: Sampling, **chosen: Any) -> Genera
     """How a request generates; `chosen` are the fields that each kind of request has of its own.
 
     Raises:
-        ConfigError: a field contradicts another.
+        ConfigError: a field contradicts another, or is better than this server gives.
     """
+    if body.priority is not None and body.priority < service.config.min_priority:
+        accepted = f"an int of {service.config.min_priority} at least, the server's min_priority; lower goes first"
+        raise ConfigError("GenerationConfig", "priority", body.priority, accepted)
     fields = {name: value for name in SAME if (value := getattr(body, name)) is not None}
     if body.seed is not None:
         fields["random_seed"] = body.seed % SEED_LIMIT  # the device's seeds have 32 bits, OpenAI's 64

@@ -36,6 +36,8 @@ class ServeConfig:
         max_body_bytes: of a request's body.
         max_upload_bytes: of one to /v1/files, which goes to disk as it comes.
         max_json_depth: of arrays and objects inside one another in a body.
+        min_priority: the best `priority` that a client may ask for; lower ones are served first, and 0 is what who
+            asks for none has.
         receive_timeout_s: a client has sent its whole request by then; an upload has `request_timeout_s`.
         send_timeout_s: a client whose answer waits to be sent has read on by then.
         request_timeout_s: a request is answered whole by then; None is never.
@@ -51,7 +53,7 @@ class ServeConfig:
         max_batch_dir_bytes: of all files in it together; further uploads are refused.
         max_batch_requests: of one batch.
         batch_concurrency: requests of batches that run at once; None is half of the engine's slots.
-        batch_priority: of those that say none themselves; lower ones are served first, and 0 is what others have.
+        batch_priority: of those that say none themselves; `min_priority` at least.
 
     Raises:
         ConfigError: a field is out of range.
@@ -69,6 +71,7 @@ class ServeConfig:
     max_body_bytes: int = 8 << 20
     max_upload_bytes: int = 256 << 20
     max_json_depth: int = 64
+    min_priority: int = 0
     receive_timeout_s: float = 60.0
     send_timeout_s: float = 60.0
     request_timeout_s: float | None = 3600.0
@@ -99,7 +102,8 @@ class ServeConfig:
                 "None or a text that is not empty",
             ),
         }
-        check("ServeConfig", self, rules | self._operation_rules() | self._chat_rules() | self._batch_rules())
+        check("ServeConfig", self, rules | self._operation_rules() | self._chat_rules())
+        check("ServeConfig", self, self._batch_rules())  # one of which compares with a field above
 
     def _chat_rules(self) -> Rules:
         """What a server may be told of conversations."""
@@ -125,7 +129,9 @@ class ServeConfig:
             "batch_concurrency": (
                 self.batch_concurrency is None or is_int(self.batch_concurrency, 1), "None or an int of 1 at least"
             ),
-            "batch_priority": (is_int(self.batch_priority, -(2**31), 2**31 - 1), "an int of 32 bits"),
+            "batch_priority": (
+                is_int(self.batch_priority, self.min_priority, 2**31 - 1), "an int of 32 bits, min_priority at least"
+            ),
         }  # fmt: skip
 
     def _operation_rules(self) -> Rules:
@@ -141,6 +147,7 @@ class ServeConfig:
         for name in ("max_connections", "max_concurrent_requests", "max_body_bytes", "max_upload_bytes"):
             rules[name] = (is_int(getattr(self, name), 1), "an int of 1 at least")
         rules["max_json_depth"] = (is_int(self.max_json_depth, 1, MAX_JSON_DEPTH), f"an int of 1 .. {MAX_JSON_DEPTH}")
+        rules["min_priority"] = (is_int(self.min_priority, -(2**31), 0), "an int of 32 bits, 0 at most")
         for name in ("receive_timeout_s", "send_timeout_s", "stall_s"):
             rules[name] = (is_real(getattr(self, name), *SECONDS), "a number of seconds above 0")
         rules["drain_s"] = (is_real(self.drain_s, 0, SECONDS[1]), "a number of seconds, 0 at least")

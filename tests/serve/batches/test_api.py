@@ -223,9 +223,9 @@ def test_requests_of_batches_come_after_those_that_somebody_waits_for(tmp_path, 
 
     monkeypatch.setattr(fake_pipe, "astream_infer", watched)
     with serving_batches(tmp_path, fake_pipe) as client:
-        ended(client, begin(client, chat_line("a"), chat_line("b", priority=-3)))
+        ended(client, begin(client, chat_line("a"), chat_line("b", priority=3)))
         client.chat.completions.create(model=MODEL_NAME, messages=[{"role": "user", "content": "now"}])
-    assert sorted(priorities) == [-3, 0, 1000]
+    assert sorted(priorities) == [0, 3, 1000]
 
 
 def test_the_document_knows_the_routes(fake_url):

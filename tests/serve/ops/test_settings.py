@@ -27,6 +27,9 @@ from turbojax.serve.settings import ServeConfig
         ("stall_s", float("inf")),
         ("drain_s", -1),
         ("log_level", "loud"),
+        ("min_priority", 1),
+        ("min_priority", "0"),
+        ("batch_priority", -1),  # better than clients may have
     ],
 )
 def test_a_value_that_means_nothing_is_refused_by_its_field(field, value):
