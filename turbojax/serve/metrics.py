@@ -29,6 +29,18 @@ METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
 router = APIRouter(tags=["operations"])
 
 
+class Registry(CollectorRegistry):
+    """Without the series `_created`: a time for every counter, histogram and set of labels, which no query here needs.
+
+    prometheus_client can leave them out for a whole process alone, and its other registries are not ours to change.
+    """
+
+    def collect(self) -> Iterator[Metric]:
+        for metric in super().collect():
+            metric.samples = [sample for sample in metric.samples if not sample.name.endswith("_created")]
+            yield metric
+
+
 class RequestMetrics(Collector):
     """Of requests to the engine, counted as their pieces come (`observed`).
 
@@ -130,7 +142,7 @@ class ServerMetrics:
     """All metrics of a server, in a registry of its own: several servers of a process do not mix."""
 
     def __init__(self, pipe: Pipeline, gate: Gate, model_name: str) -> None:
-        self.registry = CollectorRegistry()
+        self.registry = Registry()
         self.http, self.requests = HttpMetrics(self.registry, gate), RequestMetrics(self.registry)
         info = Gauge("turbojax_info", "What is served, by whom.", ["version", "model"], registry=self.registry)
         info.labels(__version__, model_name).set(1)

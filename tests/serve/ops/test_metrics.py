@@ -8,7 +8,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Counter, generate_latest
+from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.serve.ops.harness import (
@@ -194,6 +195,16 @@ def test_readers_of_openmetrics_get_it():
         answer = client.get("/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"})
         assert answer.headers["Content-Type"].startswith("application/openmetrics-text")
         assert answer.text.endswith("# EOF\n")
+
+
+def test_when_a_series_was_made_is_left_out_here_and_not_elsewhere(registry):
+    registry_of_another = CollectorRegistry()
+    for of in (registry, registry_of_another):
+        Counter("asked", "Asked.", registry=of).inc()
+    for encode in (generate_latest, openmetrics.generate_latest):
+        assert b"_created" not in encode(registry)
+        assert b"asked_total 1.0" in encode(registry)
+        assert b"asked_created" in encode(registry_of_another)
 
 
 # -- documentation ----------------------------------------------------------------------------------------

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
+from prometheus_client import Counter, Histogram, ProcessCollector
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from turbojax.serve.gate import Gate
-from turbojax.serve.metrics import FIRST_TOKEN_BUCKETS, REQUEST_BUCKETS, HttpMetrics
+from turbojax.serve.metrics import FIRST_TOKEN_BUCKETS, REQUEST_BUCKETS, HttpMetrics, Registry
 from turbojax.serve.proxy.fleet import Fleet
 
 _BUCKETS = tuple(sorted({*FIRST_TOKEN_BUCKETS, *REQUEST_BUCKETS}))
@@ -19,7 +19,7 @@ class ProxyMetrics:
     """Counters of one proxy. Labels are the operator's nodes and kinds of ends, never what a client wrote."""
 
     def __init__(self, fleet: Fleet, gate: Gate) -> None:
-        self.registry = CollectorRegistry()
+        self.registry = Registry()
         self.http = HttpMetrics(self.registry, gate)
         self.tries = Counter(
             "turbojax_proxy_tries", "Requests given to a node.", ["node", "outcome"], registry=self.registry
