@@ -59,7 +59,7 @@ class EngineConfig:
             before each step.
         tp: devices that the model is cut between; they run every step together.
         dp: engines side by side, of `tp` devices each, with weights, KV pool, `max_batch_size` and `max_queue_len` of
-            their own; a request runs on the one that has the fewest.
+            their own; a request runs where the beginning of its prompt was run before, or where the fewest are.
         cluster: several processes that run this engine together, each with devices of its own; `tp` counts them all.
 
     Raises:

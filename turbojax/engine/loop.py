@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import threading
 import time
@@ -63,10 +64,26 @@ class EngineLoop:
         """Whether a request was handed over here and has not ended."""
         return request in self._open
 
+    @property
+    def num_slots(self) -> int:
+        """Requests that run at once."""
+        return self._scheduler.config.num_slots
+
+    @property
+    def max_open(self) -> float:
+        """Requests that may be handed over and not have ended."""
+        max_queue_len = self._scheduler.config.max_queue_len
+        return math.inf if max_queue_len is None else self.num_slots + max_queue_len
+
+    @property
+    def num_cacheable_tokens(self) -> int:
+        """Most tokens that a later request may find in its pool; 0 without a prefix cache."""
+        return self._scheduler.num_cacheable_tokens
+
     def check_room(self, num_new: int) -> None:
         """Raises QueueFullError where so many more requests would be too many."""
         config, num_open = self._scheduler.config, len(self._open)
-        if config.max_queue_len is not None and num_open + num_new > config.num_slots + config.max_queue_len:
+        if num_open + num_new > self.max_open:
             raise QueueFullError(
                 f"{num_new} new requests beside {num_open} would be more than {config.num_slots} that run at once and "
                 f"{config.max_queue_len} that wait; try again later, send fewer at once, or raise max_queue_len"

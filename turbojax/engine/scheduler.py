@@ -60,6 +60,11 @@ class Scheduler:
         """Most tokens of any sequence: `session_len`, or what the pool holds."""
         return min(self.config.session_len, self.pool.num_usable_pages * self.pool.page_len)
 
+    @property
+    def num_cacheable_tokens(self) -> int:
+        """Most tokens that a later request may find in the pool."""
+        return self.pool.num_usable_pages * self.pool.page_len if self._cache.is_enabled else 0
+
     def check(self, num_prompt_tokens: int, name: str) -> None:
         """Whether a prompt can run at all; reads limits only, so any thread may ask.
 

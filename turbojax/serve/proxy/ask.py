@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from turbojax.engine.affinity import BLOCK_BYTES, MAX_BLOCKS
 from turbojax.serve.openai_errors import ApiError
 from turbojax.serve.proxy.load import PROMPT_TOKENS_PER_UNIT
-from turbojax.serve.proxy.prefixes import BLOCK_BYTES, MAX_BLOCKS
 
 BYTES_PER_TOKEN = 4.0
 # Before any answer was counted.

@@ -8,12 +8,9 @@ from collections.abc import Sequence
 from typing import Protocol
 from weakref import WeakKeyDictionary
 
+from turbojax.engine.affinity import PrefixTable, block_hashes
 from turbojax.serve.proxy.ask import Ask
 from turbojax.serve.proxy.node import Node
-from turbojax.serve.proxy.prefixes import PrefixTable, block_hashes
-
-# A node that has the beginning of a prompt is passed over once it has this much more to do than the one that has least.
-AFFINITY_FACTOR, AFFINITY_SLACK = 2, 8
 
 
 class Strategy(Protocol):
@@ -65,18 +62,17 @@ class LeastLatency:
 
 class PrefixAffinity:
     """The one that has seen most of the beginning of the prompt, whose KV cache should hold it, unless it has much more
-    to do than another; without such a node the one that should answer first."""
+    to do than another (`PrefixTable.find`); without such a node the one that should answer first."""
 
-    def __init__(self, table: PrefixTable | None = None) -> None:
-        self._table = PrefixTable() if table is None else table
+    def __init__(self) -> None:
+        self._table = PrefixTable[str]()
         self._otherwise = LeastLatency()
 
     def choose(self, nodes: Sequence[Node], ask: Ask) -> Node:
         hashes = block_hashes(ask.prefix_salt, ask.prefix())
-        limit = AFFINITY_FACTOR * min(node.load.num_requests for node in nodes) + AFFINITY_SLACK
-        free = {node.url: node for node in nodes if node.load.num_requests <= limit}
-        known = next((free[url] for url in self._table.find(hashes) if url in free), None)
-        node = known or self._otherwise.choose(nodes, ask)
+        known = self._table.find(hashes, {node.url: node.load.num_requests for node in nodes})
+        by_url = {node.url: node for node in nodes}
+        node = self._otherwise.choose(nodes, ask) if known is None else by_url[known]
         self._table.put(hashes, node.url)
         return node
 
