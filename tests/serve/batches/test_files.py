@@ -127,6 +127,37 @@ def test_a_disk_that_is_full_is_told_and_leaves_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+class Upload(io.BytesIO):
+    """`meanwhile` happens once all of it has come, before it is a file."""
+
+    def __init__(self, data, meanwhile):
+        super().__init__(data)
+        self.meanwhile = meanwhile
+
+    def read(self, size=-1):
+        data = super().read(size)
+        if not data:
+            self.meanwhile()
+        return data
+
+
+def test_what_is_being_uploaded_has_its_room_already(tmp_path):
+    store = FileStore(tmp_path, MAX_TOTAL_BYTES)
+
+    def leave():
+        raise KeyboardInterrupt
+
+    def others():
+        with pytest.raises(ApiError, match=f"larger than {MAX_TOTAL_BYTES} bytes together"):
+            store.create(io.BytesIO(b"b" * 81), "too large beside the first")
+        store.create(io.BytesIO(b"c" * 80), "fits")
+
+    with pytest.raises(KeyboardInterrupt):
+        store.create(Upload(b"d" * 200, leave), "its client leaves")
+    store.create(Upload(b"a" * 120, others), "the first")
+    assert sorted(one.bytes for one in store.all()) == [80, 120]
+
+
 @pytest.mark.parametrize(
     ("store", "kind"), [(partial(FileStore, max_total_bytes=MAX_TOTAL_BYTES), FILE), (BatchStore, BATCH)]
 )

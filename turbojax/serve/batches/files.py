@@ -30,6 +30,7 @@ class FileStore:
         self._folder, self._max_total_bytes, self._clock = folder, max_total_bytes, clock
         self._lock = threading.Lock()
         self._files: dict[str, FileObject] = {}
+        self._coming: dict[str, int] = {}  # bytes of what is being uploaded, which have their room already
         contents = ids_in(folder, FILE, ".jsonl")
         for file_id in ids_in(folder, FILE, ".json"):
             found = read_object(self._meta(file_id))
@@ -61,11 +62,14 @@ class FileStore:
 
     def all(self) -> list[FileObject]:
         """The newest first."""
-        now = self._clock()
         with self._lock:
-            known = list(self._files.values())
-        known = [one for one in known if one.expires_at is None or one.expires_at > now]
+            known = self._unexpired()
         return sorted(known, key=lambda one: (one.created_at, one.id), reverse=True)
+
+    def _unexpired(self) -> list[FileObject]:
+        """Whoever calls has the lock."""
+        now = self._clock()
+        return [one for one in self._files.values() if one.expires_at is None or one.expires_at > now]
 
     # -- changes --------------------------------------------------------------------------------------------
 
@@ -77,13 +81,10 @@ class FileStore:
         """
         file_id = new_id(FILE)
         part = self._folder / f"{file_id}.part"
-        room = self._max_total_bytes - sum(one.bytes for one in self.all())
         try:
             with part.open("wb") as target:
                 for piece in iter(lambda: source.read(COPY_BYTES), b""):
-                    room -= len(piece)
-                    if room < 0:
-                        raise no_room(f"the files would be larger than {self._max_total_bytes} bytes together")
+                    self._reserve(file_id, len(piece))
                     target.write(piece)
                 target.flush()
                 os.fsync(target.fileno())
@@ -95,6 +96,22 @@ class FileStore:
             if isinstance(error, OSError):
                 raise no_room(f"the file cannot be kept: {error.strerror}") from error
             raise
+        finally:
+            with self._lock:
+                self._coming.pop(file_id, None)
+
+    def _reserve(self, file_id: str, num_bytes: int) -> None:
+        """Takes room for so many more bytes of an upload, beside the files and what else is being uploaded.
+
+        Raises:
+            ApiError: 507.
+        """
+        with self._lock:
+            coming = self._coming | {file_id: self._coming.get(file_id, 0) + num_bytes}
+            there = {one.id: one.bytes for one in self._unexpired()}
+            if sum((coming | there).values()) > self._max_total_bytes:
+                raise no_room(f"the files would be larger than {self._max_total_bytes} bytes together")
+            self._coming = coming
 
     def adopt(self, file_id: str, filename: str, purpose: Purpose, lifetime_s: int | None = None) -> FileObject:
         """Makes a file of a content that is in its place; what is one already stays as it is."""
