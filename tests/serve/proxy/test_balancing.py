@@ -64,6 +64,7 @@ def test_a_conversation_stays_and_others_go_round(two):
             messages = [{"role": "user", "content": f"{number} " * 200}]
             for _ in range(3):
                 client.post(CHAT, json={"model": "tiny", "messages": messages})
+                client.wait_idle()
                 messages += [{"role": "assistant", "content": "yes"}, {"role": "user", "content": "and"}]
         hosts = [{received.body[:60] for received in node.received} for node in two]
         assert [len(node.received) for node in two] == [3, 3]
@@ -72,4 +73,5 @@ def test_a_conversation_stays_and_others_go_round(two):
             node.received.clear()
         for number in range(6):
             client.post(CHAT, json={"model": "tiny", "messages": [system, {"role": "user", "content": f"{number}"}]})
+            client.wait_idle()
         assert sorted(len(node.received) for node in two) == [0, 6]
