@@ -7,7 +7,8 @@
 On a cluster it runs where Ray runs (`ray job submit -- python examples/ray_batch.py ...`): `ray.init()` finds it, and
 `--input`, `--output` and `--checkpoint` are then paths that every node reaches. Rows have a column `prompt`, `messages`
 or `tokenized_prompt`, and where they like `sampling_params`; with `--checkpoint` also an `id` of their own, and a job
-that was stopped goes on with the same command.
+that was stopped goes on with the same command. Ray's own filter of rows that are done then takes a CPU besides those of
+the actors: on a laptop of two cores, `--num-actors 1`.
 """
 
 from __future__ import annotations
@@ -56,6 +57,8 @@ def dataset_of(args: argparse.Namespace) -> ray.data.Dataset:
 def main() -> None:
     args = arguments()
     ray.init(ignore_reinit_error=True)
+    if args.checkpoint and ray.cluster_resources().get("CPU", 0) <= args.num_actors * args.num_cpus:
+        raise SystemExit(f"--checkpoint needs a CPU besides those of the actors ({args.num_actors} x {args.num_cpus})")
     answers = generate(
         dataset_of(args),
         args.model,

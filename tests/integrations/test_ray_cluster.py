@@ -30,7 +30,9 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def cluster():
-    ray.init(num_cpus=3, include_dashboard=False, log_to_driver=False, object_store_memory=100 * 1024**2)
+    # Places that Ray counts, not cores. A job that goes on takes four: reading, Ray's filter of rows that are done, the
+    # engine, writing; the actor of the job that failed may still have one.
+    ray.init(num_cpus=6, include_dashboard=False, log_to_driver=False, object_store_memory=100 * 1024**2)
     yield
     ray.shutdown()
 
