@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
 PROMETHEUS = sorted((DEPLOY / "prometheus").glob("*.yaml"))
+TLS = DEPLOY / "tls/deployment.yaml"
 GUIDES_NAME = "kv_cache_usage_ratio"
 
 
@@ -148,6 +149,22 @@ def test_probes_ask_for_routes_that_there_are(probe, paths):
     assert asked["port"] == container()["ports"][0]["name"]
 
 
+def test_with_tls_the_server_has_a_certificate_and_probes_ask_for_it():
+    spec = documents(TLS)[0]["spec"]["template"]["spec"]
+    (server,) = spec["containers"]
+    files = {"ssl_certfile": "/tls/tls.crt", "ssl_keyfile": "/tls/tls.key"}
+    assert server["name"] == container()["name"]
+    assert server["args"][:-2] == container()["args"]
+    values = command_of([*json.loads(instruction("ENTRYPOINT")), *server["args"]]).params
+    assert {name: values[name] for name in files} == files
+    (mount,), (volume,) = server["volumeMounts"], spec["volumes"]
+    assert mount["name"] == volume["name"]
+    assert {str(Path(path).parent) for path in files.values()} == {mount["mountPath"]}
+    assert volume["secret"]["secretName"] in (DEPLOY / "README.md").read_text()
+    probes = {name: one for name, one in server.items() if name.endswith("Probe")}
+    assert probes == {name: {"httpGet": {"scheme": "HTTPS"}} for name in container() if name.endswith("Probe")}
+
+
 def test_a_pod_has_time_to_drain():
     pause_s = float(container()["lifecycle"]["preStop"]["exec"]["command"][1])
     grace_s = pod()["terminationGracePeriodSeconds"]
@@ -272,7 +289,7 @@ def test_variables_are_declared():
 
 def test_every_file_is_read_here():
     names = ("Dockerfile", "Dockerfile.dockerignore", "README.md", "grafana/dashboard.json")
-    known = {*MANIFESTS, *PROMETHEUS, *(DEPLOY / name for name in names)}
+    known = {*MANIFESTS, *PROMETHEUS, TLS, *(DEPLOY / name for name in names)}
     assert {path for path in DEPLOY.rglob("*") if path.is_file()} == known
     assert all(documents(path) for path in (*MANIFESTS, *PROMETHEUS))
 
