@@ -114,7 +114,7 @@ def opener(pipes: list[FakePipeline]) -> Any:
     """A stand-in for `session.open_pipeline` that appends what it opens to `pipes`."""
 
     @contextmanager
-    def open_pipeline(model: str | None, config: EngineConfig) -> Iterator[FakePipeline]:
+    def open_pipeline(model: str | None, config: EngineConfig, shown: Any = None) -> Iterator[FakePipeline]:
         pipe = FakePipeline(model, config)
         pipes.append(pipe)
         try:

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
+import logging
 import socket
 import sys
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
+from typer.testing import CliRunner
 
-from turbojax.cli import serve
+from turbojax.cli import app, serve
 from turbojax.configs import ClusterConfig, EngineConfig
 from turbojax.serve.settings import ServeConfig
 
@@ -109,7 +114,7 @@ def test_a_model_is_called_as_its_folder_file_or_repository(tmp_path, model, nam
 def test_a_process_that_follows_opens_neither_port_nor_folder(run, monkeypatch, tmp_path):
     opened = []
 
-    def follow(model, config):
+    def follow(model, config, shown):
         opened.append((model, config.cluster.process_id))
         raise SystemExit(0)
 
@@ -127,6 +132,54 @@ def test_an_extra_that_is_not_installed_is_named(run, pipes, monkeypatch):
     assert done.exit_code == 1
     assert "pip install 'turbojax[serve]'" in done.stderr
     assert pipes == []
+
+
+@pytest.fixture
+def served_at_once(monkeypatch):
+    """The command with everything but the engine and the server, which ends as soon as it has said where it is."""
+
+    def pipeline(model, backend_config):
+        logging.getLogger("turbojax.engine").info("a plan\nof two lines")
+        return nullcontext()
+
+    def run_server(app, config, listener, on_ready):
+        logging.getLogger("turbojax.serve").info("serving")
+        on_ready("http://127.0.0.1:1")
+        return True
+
+    monkeypatch.setattr("turbojax.api.pipeline", pipeline)
+    monkeypatch.setattr("turbojax.serve.service.Service", lambda pipe, config, name: SimpleNamespace(model_name=name))
+    monkeypatch.setattr("turbojax.serve.app.create_app", lambda service: None)
+    monkeypatch.setattr("turbojax.serve.server.run_server", run_server)
+    monkeypatch.setattr(app, "prepare_environment", lambda: None)
+    return lambda *args: CliRunner().invoke(app.app, ["serve", "api_server", "m", "--server-port", "0", *args])
+
+
+def test_with_json_every_line_is_an_object_from_the_first_one_on(served_at_once):
+    done = served_at_once("--log-json")
+    assert (done.exit_code, done.stdout) == (0, "")
+    lines = [json.loads(line) for line in done.stderr.splitlines()]
+    assert [(line["level"], line["message"]) for line in lines] == [
+        ("info", "loading m"), ("info", "a plan\nof two lines"), ("info", "serving"),
+        ("info", "'m' is served at http://127.0.0.1:1/v1"),
+    ]  # fmt: skip
+
+
+def test_without_it_a_start_is_for_readers_and_what_is_served_has_times(served_at_once):
+    done = served_at_once()
+    assert done.exit_code == 0
+    *loading, serving, ready = done.stderr.splitlines()
+    assert loading == ["loading m", "a plan", "of two lines"]
+    assert serving.endswith("Z INFO serving")
+    assert ready == "'m' is served at http://127.0.0.1:1/v1"
+
+
+def test_with_json_an_error_is_a_line_of_the_log(run, pipes):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        done = run("serve", "api_server", "--log-json", "--server-port", taken.getsockname()[1])
+    [line] = map(json.loads, done.stderr.splitlines())
+    assert (done.exit_code, line["level"]) == (1, "error")
+    assert "in use" in line["message"]
 
 
 def test_a_template_that_is_none_is_known_before_a_model_is_loaded(run, pipes, tmp_path):

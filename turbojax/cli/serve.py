@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from turbojax.chat_template import read_chat_template
-from turbojax.cli import options, session
+from turbojax.cli import options, serve_log, session
 from turbojax.cli import serve_options as of
-from turbojax.cli.console import say
 from turbojax.cli.serve_proxy import proxy
 from turbojax.configs import EngineConfig
 from turbojax.errors import MissingExtraError
@@ -93,22 +93,23 @@ def run(model: str | None, engine: EngineConfig, config: ServeConfig) -> None:
     try:
         from turbojax.serve.app import create_app
         from turbojax.serve.batches.disk import check_folder
-        from turbojax.serve.logs import logging_to
         from turbojax.serve.server import ending_on_sigterm, listen, run_server
         from turbojax.serve.service import Service
     except ImportError as error:
         raise MissingExtraError(f"{error.name} is not installed: pip install 'turbojax[serve]'") from error
-    session.follow(model, engine)
-    # A folder or a port that is taken, or a file that is no template, is known before a model is loaded for it.
-    check_folder(config.batch_dir)
-    if config.chat_template is not None:
-        read_chat_template(config.chat_template)
-    with ending_on_sigterm(), listen(config) as listener, session.open_pipeline(model, engine) as pipe:
-        service = Service(pipe, config, config.model_name or default_name(model))
-        app = create_app(service)
-        with logging_to(None, config):
-            ready = f"'{service.model_name}' is served at"
-            answered_all = run_server(app, config, listener, lambda url: say(f"{ready} {url}/v1"))
+    loading = partial(serve_log.loading, config)
+    with serve_log.starting(config) as tell:
+        session.follow(model, engine, loading)
+        # A folder or a port that is taken, or a file that is no template, is known before a model is loaded for it.
+        check_folder(config.batch_dir)
+        if config.chat_template is not None:
+            read_chat_template(config.chat_template)
+        with ending_on_sigterm(), listen(config) as listener, session.open_pipeline(model, engine, loading) as pipe:
+            service = Service(pipe, config, config.model_name or default_name(model))
+            app = create_app(service)
+            with serve_log.serving(config):
+                ready = f"'{service.model_name}' is served at"
+                answered_all = run_server(app, config, listener, lambda url: tell(f"{ready} {url}/v1"))
     if not answered_all:
         raise typer.Exit(1)
 

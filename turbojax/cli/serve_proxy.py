@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
+from turbojax.cli import serve_log
 from turbojax.cli import serve_options as of
-from turbojax.cli.console import say
 from turbojax.errors import MissingExtraError
 from turbojax.serve.proxy import DEFAULT_PORT
 from turbojax.serve.proxy.settings import ProxyConfig
@@ -105,13 +105,12 @@ def run(server: ServeConfig, given: dict[str, Any]) -> None:
     """
     config = of.config_of(ProxyConfig, given | {"server": server})
     try:
-        from turbojax.serve.logs import logging_to
         from turbojax.serve.proxy.app import create_app
         from turbojax.serve.server import listen, run_server
     except ImportError as error:
         raise MissingExtraError(f"{error.name} is not installed: pip install 'turbojax[serve]'") from error
-    with listen(server) as listener, logging_to(None, server):
+    with serve_log.starting(server) as tell, listen(server) as listener, serve_log.serving(server):
         behind = f"{len(config.nodes)} nodes are behind"
-        answered_all = run_server(create_app(config), server, listener, lambda url: say(f"{behind} {url}/v1"))
+        answered_all = run_server(create_app(config), server, listener, lambda url: tell(f"{behind} {url}/v1"))
     if not answered_all:
         raise typer.Exit(1)

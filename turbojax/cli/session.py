@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import time
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from turbojax.cli.console import say, shown_log
+from turbojax.cli.console import shown_log
 from turbojax.configs import EngineConfig
 from turbojax.distributed.places import place_of
 from turbojax.engine.response import Response
@@ -18,28 +19,35 @@ from turbojax.errors import TurbojaxError
 if TYPE_CHECKING:
     from turbojax.api import Pipeline
 
+log = logging.getLogger(__name__)
+
 Prompt = str | list[dict[str, Any]] | list[int]
 """A text, chat messages or token ids."""
 
 
 @contextmanager
-def open_pipeline(model: str | None, config: EngineConfig) -> Iterator[Pipeline]:
-    """A pipeline that is closed at the end. Imports the engine, and with it jax."""
+def open_pipeline(
+    model: str | None, config: EngineConfig, shown: Callable[[], AbstractContextManager[None]] = shown_log
+) -> Iterator[Pipeline]:
+    """A pipeline that is closed at the end; `shown` is who shows what it logs. Imports the engine, and with it jax."""
     from turbojax.api import pipeline
 
-    say(f"loading {model or 'the default model'}")
-    with shown_log(), pipeline(model, backend_config=config) as pipe:
-        yield pipe
+    with shown():
+        log.info("loading %s", model or "the default model")
+        with pipeline(model, backend_config=config) as pipe:
+            yield pipe
 
 
-def follow(model: str | None, config: EngineConfig) -> None:
+def follow(
+    model: str | None, config: EngineConfig, shown: Callable[[], AbstractContextManager[None]] = shown_log
+) -> None:
     """Where this process is not the first of several, it runs the steps of the first one and then ends (SystemExit):
     files, ports and answers are the first one's alone."""
     if config.cluster is None or place_of(config.cluster).is_leader:
         return
     # Sent to all processes at once, it would cut the requests that the first one still answers: that one ends this one.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    with open_pipeline(model, config):
+    with open_pipeline(model, config, shown):
         raise AssertionError("a follower does not come back")
 
 

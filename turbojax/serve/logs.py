@@ -100,11 +100,13 @@ def logging_to(stream: TextIO | None, config: ServeConfig) -> Iterator[None]:
     root, ours = logging.getLogger(), logging.getLogger("turbojax")
     before, propagates, handlers = ours.level, ours.propagate, ours.handlers[:]
     root.addHandler(handler)
+    logging.captureWarnings(True)
     ours.setLevel(config.log_level.upper())
     ours.handlers, ours.propagate = [], True  # the command line's own, if any, would show each line twice
     try:
         yield
     finally:
+        logging.captureWarnings(False)
         root.removeHandler(handler)
         ours.setLevel(before)
         ours.handlers, ours.propagate = handlers, propagates

@@ -82,7 +82,10 @@ def test_every_field_has_an_option_and_options_reach_their_configs(monkeypatch):
     known = inspect.signature(serve_proxy.proxy).parameters.keys()
     assert {field.name for field in dataclasses.fields(ProxyConfig)} - {"server"} <= known
     # What is of a model, of its engine or of batches has no meaning here.
-    foreign = {"model_name", "max_upload_bytes", "stall_s", "chat_template", "tool_call_parser", "reasoning_parser"}
+    foreign = {
+        "model_name", "max_upload_bytes", "min_priority", "stall_s", "chat_template", "tool_call_parser",
+        "reasoning_parser",
+    }  # fmt: skip
     own = {field.name for field in dataclasses.fields(ServeConfig) if "batch" not in field.name} - foreign
     assert own <= known
     words = "--node http://a --node http://b/v1 --max-tries 5 --api-key a-clients-key --idle-timeout-s 7 --drain-s 1"
