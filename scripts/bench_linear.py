@@ -2,6 +2,7 @@
 
     python scripts/bench_linear.py --json benchmarks/results/linear_h200.json
     python scripts/bench_linear.py --only W8A8 FP8
+    python scripts/bench_linear.py --only W4A16 --rows 16 32
 
 Data is random, weights rotate over more than 200 MB. The floor is the larger of bytes over the read rate and FLOPs
 over the dot rate, each the larger of a known rate (4.3 TB/s, 790 TFLOP/s) and the one measured in this run; 8-bit dots
@@ -78,12 +79,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="write the results here")
     parser.add_argument("--only", nargs="*", default=[], help="formats, by how their names begin: W4A16, FP8, ...")
+    parser.add_argument("--rows", nargs="*", type=int, default=[], help="numbers of rows; all by default")
     args = parser.parse_args()
     rates = measured_rates(rate_cases())
     print(f"read {rates[0] / 1e12:.2f} TB/s, dot {rates[1] / 1e12:.0f} TFLOP/s", flush=True)
     rows: list[dict[str, Any]] = []
     times: dict[Hashable, float] = {}
-    for linear in linears(args.only):
+    for linear in linears(args.only, args.rows):
         bf16 = [case for M in linear.rows for case in bf16_cases(M, linear.K, linear.N)]
         cases = linear.cases() + [case for case in bf16 if case.tag not in times]
         times |= Compiled(cases).times(cases)

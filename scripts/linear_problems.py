@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -150,8 +150,16 @@ def bf16_cases(M: int, K: int, N: int) -> list[Case]:
     ]
 
 
-def linears(only: Sequence[str]) -> Iterator[Linear]:
-    """The linears to time, whose names begin with one of `only` if it names any."""
+def linears(only: Sequence[str], rows: Sequence[int] = ()) -> Iterator[Linear]:
+    """The linears to time at those of their rows that are wanted; `only` and `rows` want all where they are empty."""
+    for linear in _all_linears(only):
+        wanted = [M for M in linear.rows if not rows or M in rows]
+        if wanted:
+            yield replace(linear, rows=wanted)
+
+
+def _all_linears(only: Sequence[str]) -> Iterator[Linear]:
+    """Those whose names begin with one of `only`, if it names any."""
 
     def wanted(name: str) -> bool:
         return not only or name.startswith(tuple(only))

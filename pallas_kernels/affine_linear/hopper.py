@@ -63,6 +63,7 @@ def _copy_tiles(p: Program) -> None:
         return lax.fori_loop(place.first, place.last, step, count)
 
     p.for_tiles(copy_tile)
+    mosaic_gpu.griddepcontrol_launch_dependents()  # the next kernel may take the places of programs that have ended
 
 
 def _multiply_tiles(p: Program) -> None:
@@ -239,6 +240,7 @@ def _store(p: Program, place: Place, strips: list[jax.Array]) -> None:
 
 def _affine_kernel(layer_ref, x_ref, words_ref, *refs, w: PackedLayout, config: HopperConfig, **scratch):
     *params, out_ref = refs
+    mosaic_gpu.griddepcontrol_wait()  # launched before the kernel ahead has ended, whose results are read from here on
     warpgroup = lax.axis_index("warpgroup")
     program = Program(w, config, warpgroup, layer_ref[0], x_ref, words_ref, tuple(params), out_ref, scratch)
     lax.cond(warpgroup == config.warpgroups, lambda: _copy_tiles(program), lambda: _multiply_tiles(program))

@@ -53,9 +53,11 @@ class Interleave:
         )  # fmt: skip
 
     def num_new_tokens(self, config: EngineConfig) -> int:
-        """Tokens that a stream generates at most until all is measured."""
-        num_chunks = -(-self.num_prompt_tokens // (config.max_prefill_token_num or CHUNK))
-        return (self.num_repeats + 1) * (self.num_steps + num_chunks + SLACK_TOKENS)
+        """Tokens that a stream generates at most until all is measured; the first one sees the others' prompts, too."""
+        chunk = config.max_prefill_token_num or CHUNK
+        num_before = -(-self.num_streams * self.context // chunk)
+        num_chunks = -(-self.num_prompt_tokens // chunk)
+        return num_before + (self.num_repeats + 1) * (self.num_steps + num_chunks + SLACK_TOKENS)
 
     def config(self, settings: Settings) -> EngineConfig:
         """A token a call: gaps between tokens that come together would say nothing."""
