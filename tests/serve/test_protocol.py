@@ -161,10 +161,34 @@ def test_what_is_wrong_is_named_by_its_path(fields, param):
     assert param.split(".")[-1] in caught.value.message
 
 
-def test_a_body_that_is_no_object_is_refused():
-    for body in (None, [], "text", 3):
-        with pytest.raises(ApiError):
-            parsed(ChatRequest, body)
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"temperature": "hot"}, "temperature is 'hot'; accepted: a valid number"),
+        ({"temperature": -1}, "temperature is -1; accepted: greater than or equal to 0"),
+        ({"stop": 5}, "stop is 5; accepted: a valid string, or a valid list"),
+        ({"stop": ["a"] * 70}, "stop is ['a', 'a', 'a', ...]; accepted: a valid string, or 64 items at most"),
+        ({"messages": []}, "messages is []; accepted: 1 items at least"),
+        ({"tools": [5]}, "tools[0] is 5; accepted: an object"),
+        ({"user": "x" * 513}, f"user is '{'x' * 27}...{'x' * 28}'; accepted: 512 characters at most"),
+        ({"logit_bias": {"a": 1}}, "logit_bias.a is 'a'; accepted: a text that matches ^[0-9]{1,9}$"),
+        (
+            {"response_format": {"type": "x"}},
+            "response_format is {'type': 'x'}; accepted: a 'type' of 'text', 'json_object', 'json_schema', "
+            "'regex_schema', 'choice', 'grammar'",
+        ),
+    ],
+)
+def test_an_error_says_what_came_and_what_is_accepted(fields, message):
+    with pytest.raises(ApiError) as caught:
+        chat(**fields)
+    assert caught.value.message == message
+
+
+@pytest.mark.parametrize("body", [None, [], "text", 3])
+def test_a_body_that_is_no_object_is_refused(body):
+    with pytest.raises(ApiError, match=r"the body is .*; accepted: an object"):
+        parsed(ChatRequest, body)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -24,6 +25,11 @@ from turbojax.errors import (
     RequestError,
     TurbojaxError,
 )
+
+# Of what came: enough to know it again, and no more, however large or deep it is.
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel, _SHORT.maxlist, _SHORT.maxdict = 2, 3, 3
+_SHORT.maxstring = _SHORT.maxlong = _SHORT.maxother = 60
 
 Body = TypeVar("Body", bound=BaseModel)
 
@@ -131,8 +137,29 @@ def validation_error(errors: Sequence[Any], body: Any) -> ApiError:
             return ApiError(400, f"'{param}' is not supported: {wrong['msg']}", param=param, code=wrong["type"])
         case "missing":
             return ApiError(400, f"{param or 'the body'} is missing", param=param, code="missing_parameter")
-    reasons = dict.fromkeys(error["msg"] for error in errors if path_of(error, body) == param)
-    return ApiError(400, f"{param or 'the body'}: {'; or: '.join(reasons)}", param=param)
+    forms = dict.fromkeys(accepted(error) for error in errors if path_of(error, body) == param)
+    came = _SHORT.repr(wrong["input"])
+    return ApiError(400, f"{param or 'the body'} is {came}; accepted: {', or '.join(forms)}", param=param)
+
+
+def accepted(error: Any) -> str:
+    """What would have been right, in words that need no Python."""
+    numbers = error.get("ctx", {})
+    match error["type"]:
+        case "dict_type" | "model_type" | "model_attributes_type":
+            return "an object"
+        case "too_long":
+            return f"{numbers['max_length']} items at most"
+        case "too_short":
+            return f"{numbers['min_length']} items at least"
+        case "string_too_long":
+            return f"{numbers['max_length']} characters at most"
+        case "string_pattern_mismatch":
+            return f"a text that matches {numbers['pattern']}"
+        case "union_tag_invalid":
+            return f"a {numbers['discriminator']} of {numbers['expected_tags']}"
+    text: str = error["msg"]
+    return text.removeprefix("Input should be ").removeprefix("Value error, ")
 
 
 def no_json() -> ApiError:
