@@ -23,7 +23,7 @@ from turbojax.models.spec import ModelSpec
 from turbojax.sharding import HERE, Placement
 
 DTYPES = ("float32", "bfloat16", "float16")
-BLOCK_BYTES = 1 << 30  # of a stack that a shard has on the host at a time: a fraction of a shard file of a 70B model
+BLOCK_BYTES = 1 << 30  # of a stack that is on the host at a time: a fraction of a file of a 70B model
 
 
 @dataclass(frozen=True)
@@ -122,11 +122,19 @@ def model_of(
     if cut is not None:
         weights = load_shards(checkpoint, arch, cut, placement, pack=pack, progress=share)
     else:
-        if placement.devices[0] is not None:
-            place = functools.partial(jax.device_put, device=placement.devices[0])
-        weights = load_weights(checkpoint, arch, spec, pack=pack, place=place, progress=share)
+        [device] = placement.devices
+        place = place if device is None else functools.partial(jax.device_put, device=device)
+        with jax.default_device(device):  # for what joins blocks
+            weights = load_weights(
+                checkpoint, arch, spec, pack=pack, place=place, progress=share, block_bytes=block_bytes()
+            )
     configs = dict(checkpoint.config), dict(checkpoint.generation_config)
     return Model(checkpoint.path, local, weights, *configs, placement)
+
+
+def block_bytes() -> int | None:
+    """Of a stack that goes to one device whole; see `load_weights`."""
+    return None if jax.default_backend() == "cpu" else BLOCK_BYTES
 
 
 def load_shards(
