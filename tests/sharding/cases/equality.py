@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.core.test_eight_bit import RMS_OF_ROUNDED_X
+from tests.models.test_eight_bit import in_layers, random_llama, write
 from tests.sharding.harness import generated, load, logits_of, recorded
 
 SHARED = Path(__file__).parents[4] / "shared"
@@ -70,6 +71,19 @@ def test_activations_of_eight_bits(goldens, name, tp):
     if name == "ct_w8a8_int8":
         for logits, ids, length in zip(found, sequences, lengths, strict=True):
             np.testing.assert_array_equal(generated(logits, length), ids[length:])
+
+
+@pytest.mark.parametrize("tp", [2, pytest.param(4, marks=slow)])
+def test_blocks_of_scales_go_whole_to_a_shard(tmp_path, tp):
+    """Inputs have the scales that they have on one device, so what differs is a code here and there, where sums of
+    another order round to its neighbour; scales of another block would move logits by a tenth of their spread or more.
+    Four shards share two kv heads, and three blocks of the MLP."""
+    write(tmp_path, random_llama(), in_layers("e4m3 blocks"))
+    sequences = [np.arange(40) * 7 % 64, np.arange(17) * 11 % 64]
+    found, alone = (logits_of(load(tmp_path / "8", n), sequences) for n in (tp, 1))
+    assert rms(found, alone) < 0.01 * np.concatenate(alone).std()
+    for mine, want in zip(found, alone, strict=True):
+        np.testing.assert_array_equal(mine.argmax(-1), want.argmax(-1))
 
 
 def rms(found, want):

@@ -161,8 +161,9 @@ def test_more_devices_than_there_are(goldens, fields, message):
 
 
 def test_shards_that_cut_blocks_of_scales_apart(goldens):
-    with pytest.raises(ConfigError, match=r"EngineConfig\.tp is 8; accepted: .*blocks of 128 of q whole"):
-        pipeline(goldens / "fp8_block", EngineConfig(tp=8))
+    """Two heads of 64 are one block of q and of o."""
+    with pytest.raises(ConfigError, match=r"EngineConfig\.tp is 2; .*blocks of 128 of q whole; 2 cut them into 64"):
+        pipeline(goldens / "fp8_block", EngineConfig(tp=2))
 
 
 def test_a_model_in_memory_has_the_devices_that_it_has(goldens):
