@@ -10,6 +10,7 @@ import pytest
 
 from tests.distributed.harness import TOKEN, free_port
 from tests.serve.harness import SMALL, write_model
+from tests.sharding.harness import write_native
 from turbojax.distributed.places import TOKEN_VARIABLE
 
 pytestmark = pytest.mark.slow
@@ -62,6 +63,15 @@ def test_two_processes_answer_as_one(folder, alone):
     found = json.loads(out.splitlines()[-1])
     assert found["errors"] == [None] * len(alone)
     assert found["token_ids"] == alone
+
+
+def test_processes_restore_their_slices_of_a_native_checkpoint(tmp_path):
+    write_native(tmp_path / "native", "w4-awq")
+    [(want, err, status)] = ends([start(tmp_path / "native", {"engine": SMALL})])
+    assert status == 0, err
+    (out, err, status), (_, other_err, other_status) = ends(start_all(tmp_path / "native", 2))
+    assert (status, other_status) == (0, 0), err + other_err
+    assert json.loads(out.splitlines()[-1])["token_ids"] == json.loads(want)["token_ids"]
 
 
 def test_a_process_that_is_killed_ends_the_job_with_its_name(folder):

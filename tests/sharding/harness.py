@@ -1,4 +1,5 @@
-"""A golden model over some of the devices: logits behind every token of its recorded prompts and continuations."""
+"""A golden model over some of the devices: logits behind every token of its recorded prompts and continuations.
+Native checkpoints that divide."""
 
 from __future__ import annotations
 
@@ -6,10 +7,30 @@ import jax
 import numpy as np
 
 from tests.core.harness import all_logits, chunks, fresh
-from turbojax.models.model import load_model
+from turbojax.models.abstract import abstract_weights
+from turbojax.models.families import architecture_of
+from turbojax.models.model import Model, load_model
+from turbojax.models.native import save_model
+from turbojax.models.planning import plan_model
+from turbojax.models.random_model import WEIGHT_FORMATS, described_checkpoint, random_weights
 from turbojax.sharding import placements
 
 PAGE_LEN = 16
+EVEN = {
+    "architectures": ["LlamaForCausalLM"], "hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 2,
+    "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64, "vocab_size": 512, "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 512, "tie_word_embeddings": False, "attention_bias": True, "mlp_bias": True,
+}  # fmt: skip
+
+
+def write_native(folder, form):
+    """A native checkpoint of random weights in a form of `WEIGHT_FORMATS`, whose halves are slices of it; the model."""
+    arch = architecture_of(EVEN)
+    checkpoint = described_checkpoint("even", EVEN, arch, WEIGHT_FORMATS[form])
+    spec = plan_model(checkpoint, arch, "float32", lambda layer: (16, 16))
+    model = Model(folder, spec, random_weights(abstract_weights(spec), seed=0), EVEN, {})
+    save_model(model, folder)
+    return model
 
 
 def load(folder, tp, **options):

@@ -11,18 +11,16 @@ import pytest
 from safetensors.numpy import save_file
 
 from checkpoints import open_checkpoint
-from tests.sharding.harness import generated, load, logits_of, recorded
+from tests.sharding.harness import generated, load, logits_of, recorded, write_native
 from turbojax.api import pipeline
 from turbojax.configs import EngineConfig
 from turbojax.errors import ConfigError, ModelConfigError
 from turbojax.models import model as model_module
-from turbojax.models.abstract import abstract_weights
 from turbojax.models.cutting import PARTS, ModelCut
 from turbojax.models.families import architecture_of
-from turbojax.models.model import Model, load_model
+from turbojax.models.model import load_model
 from turbojax.models.native import load_native_model, save_model
 from turbojax.models.planning import plan_model
-from turbojax.models.random_model import WEIGHT_FORMATS, described_checkpoint, random_weights
 from turbojax.models.shard_view import ShardView, shard_architecture
 from turbojax.sharding import placements
 
@@ -114,20 +112,12 @@ def test_packed_shards_compute_the_same(goldens):
         np.testing.assert_array_equal(generated(logits, length), ids[length:])
 
 
-EVEN = CONFIG | {"head_dim": 64, "num_hidden_layers": 2, "attention_bias": True, "mlp_bias": True}
-
-
 @pytest.mark.parametrize("form", ["w4-awq", "w8a8"])
 def test_a_native_checkpoint_is_restored_into_shards(tmp_path, form):
     """Slices of what is stored, packed codes as well, compute what the model computed that was saved."""
-    arch = architecture_of(EVEN)
-    spec = plan_model(
-        described_checkpoint("even", EVEN, arch, WEIGHT_FORMATS[form]), arch, "float32", lambda layer: (16, 16)
-    )
-    model = Model(tmp_path, spec, random_weights(abstract_weights(spec), seed=0), EVEN, {})
-    save_model(model, tmp_path / "native")
+    model = write_native(tmp_path / "native", form)
     restored = load_native_model(tmp_path / "native", placement=placements(2, 1)[0])
-    assert restored.spec == ModelCut.of(spec, 2).shard_spec()
+    assert restored.spec == ModelCut.of(model.spec, 2).shard_spec()
     embedding = restored.weights.embedding.weight
     assert [shard.data.shape for shard in embedding.addressable_shards] == [(1, 256, 256)] * 2
     sequences = [np.arange(20) * 7 % 512]
