@@ -6,6 +6,7 @@ import socket
 import pytest
 
 from tests.distributed.harness import FACTS, Process, links, places
+from turbojax.distributed import meeting
 from turbojax.distributed.meeting import agree, gather, join, settle
 from turbojax.errors import ClusterError, ClusterMismatchError, CoordinatorUnreachableError
 
@@ -51,19 +52,24 @@ def test_processes_that_differ_all_hear_in_what():
         other.end()
 
 
-def test_nobody_at_the_coordinator_is_an_error_in_time_with_the_numbers():
+def test_nobody_at_the_coordinator_is_an_error_in_time_with_the_numbers(monkeypatch, caplog):
+    monkeypatch.setattr(meeting, "NOTICE_S", 0.0)
     place = places(2, timeout_s=0.3)[1]
     with pytest.raises(CoordinatorUnreachableError, match=rf"process 1 of 2: no leader at 127.0.0.1:{place.port + 1} "):
         join(place, FACTS)
+    waits = f"process 1 waits for process 0 of 2 (127.0.0.1:{place.port + 1}), at most 0.3 s"
+    assert caplog.messages == [waits], "said before it is an error"
 
 
-def test_processes_that_do_not_come_are_named():
+def test_processes_that_do_not_come_are_named(monkeypatch, caplog):
+    monkeypatch.setattr(meeting, "NOTICE_S", 0.0)
     where = places(4, timeout_s=1.5)
     other = Process(join, where[2], FACTS)
     with pytest.raises(CoordinatorUnreachableError, match=r"2 of 4 processes are here after 1\.5 s: 1, 3 missing"):
         gather(where[0], FACTS)
     with pytest.raises(ClusterError, match=r"process 0 of 4 .* is lost"):
         other.end()
+    assert any("of 4 processes are here after 0 s" in message for message in caplog.messages)
 
 
 def test_a_process_with_another_token_is_turned_away_and_told():

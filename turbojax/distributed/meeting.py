@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import hmac
+import logging
 import secrets
 import socket
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from turbojax.distributed.link import PROTOCOL, Link
@@ -19,6 +21,9 @@ from turbojax.errors import ClusterError, ClusterMismatchError, CoordinatorUnrea
 MAX_GREETING_BYTES = 4096
 GREETING_TIMEOUT_S = 10.0
 RETRY_S = 0.1
+NOTICE_S = 10.0
+
+log = logging.getLogger(__name__)
 
 Facts = Mapping[str, str]
 """What must be the same in all processes, by name."""
@@ -28,6 +33,18 @@ def proof(token: str, role: str, *parts: bytes) -> bytes:
     """That its sender has the token; the parts are both sides' nonces, so that it holds for this connection alone."""
     message = b"\0".join([role.encode(), *(hashlib.sha256(part).digest() for part in parts)])
     return hmac.new(token.encode(), message, hashlib.sha256).digest()
+
+
+@contextlib.contextmanager
+def noticed(waiting: Callable[[], str]) -> Iterator[None]:
+    """Says once what this process waits for, where that takes longer than processes do that start together."""
+    timer = threading.Timer(NOTICE_S, lambda: log.warning("%s", waiting()))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 # -- the leader ---------------------------------------------------------------------------------------------
@@ -65,13 +82,13 @@ def gather(place: Place, facts: Facts) -> list[Link]:
     strangers: list[str] = []
     deadline = time.monotonic() + place.timeout_s
     try:
-        with listening(place) as listener:
+        with listening(place) as listener, noticed(lambda: absent(place, links, strangers, NOTICE_S)):
             while len(links) < place.num_processes - 1:
                 listener.settimeout(max(1e-3, deadline - time.monotonic()))
                 try:
                     connection, address = listener.accept()
                 except TimeoutError:
-                    raise CoordinatorUnreachableError(absent(place, links, strangers)) from None
+                    raise CoordinatorUnreachableError(absent(place, links, strangers, place.timeout_s)) from None
                 host = address[0].removeprefix("::ffff:")
                 link = Link(connection, f"a process at {host}")
                 try:
@@ -121,12 +138,12 @@ def greet(link: Link, place: Place) -> int:
     return number
 
 
-def absent(place: Place, links: Mapping[int, Link], strangers: Sequence[str]) -> str:
-    """Who did not come."""
+def absent(place: Place, links: Mapping[int, Link], strangers: Sequence[str], seconds: float) -> str:
+    """Who did not come in so many seconds."""
     missing = [str(number) for number in range(1, place.num_processes) if number not in links]
     turned_away = f"; turned away: {', '.join(strangers)}" if strangers else ""
     return (
-        f"{len(links) + 1} of {place.num_processes} processes are here after {place.timeout_s:g} s: "
+        f"{len(links) + 1} of {place.num_processes} processes are here after {seconds:g} s: "
         f"{', '.join(missing)} missing at port {place.control_port}{turned_away}"
     )
 
@@ -183,7 +200,9 @@ def join(place: Place, facts: Facts) -> Link:
         ClusterMismatchError: processes differ, or the token is another; in the leader's words.
         ClusterError: somebody else answers there.
     """
-    link = Link(connected(place), f"process 0 of {place.num_processes} ({place.host}:{place.control_port})")
+    leader = f"process 0 of {place.num_processes} ({place.host}:{place.control_port})"
+    with noticed(lambda: f"process {place.process_id} waits for {leader}, at most {place.timeout_s:g} s"):
+        link = Link(connected(place), leader)
     try:
         link.wait_for(min(GREETING_TIMEOUT_S, place.timeout_s))
         protocol, theirs = link.expect("protocol", "nonce", max_bytes=MAX_GREETING_BYTES)

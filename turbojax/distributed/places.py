@@ -130,11 +130,7 @@ def place_of(config: ClusterConfig, environment: Mapping[str, str] | None = None
 
 def split_address(address: object) -> tuple[str, int] | None:
     """Host and port of "host:port" or "[host]:port"; None where it is neither."""
-    match = (
-        re.fullmatch(r"(?:\[([0-9a-fA-F:.]+)\]|([^\s:\[\]/]+)):(\d{1,5})", address)
-        if isinstance(address, str)
-        else None
-    )
+    match = ADDRESS.fullmatch(address) if isinstance(address, str) else None
     if match is None or not 1 <= int(match[3]) <= 65534:
         return None
     return match[1] or match[2], int(match[3])
