@@ -16,9 +16,9 @@ from turbojax.errors import ConfigError, GuideError, MissingExtraError
 if TYPE_CHECKING:
     from turbojax.tokenizer import Tokenizer
 
-# JSON lets white space go on for ever between two tokens, and small models take the invitation. More than this is
-# never needed: a line break and the indentation of 15 levels of two spaces.
-WHITESPACE = r"[ \t\n]{0,32}"
+# JSON lets white space go on for ever between two tokens, and small models take the invitation: they break lines where
+# they should write. One blank is what separates words in JSON as programs write it.
+WHITESPACE = r"[ \n]?"
 MAX_KEPT_GRAMMARS = 64
 # A tenth of llguidance's own: "(a{1000}){1000}" is then refused after a third of a second instead of 11.
 LEXER_FUEL = 100_000
@@ -133,7 +133,15 @@ def _grammar(response_format: Mapping[str, Any]) -> str:
             schema = schema.get("schema", schema) if isinstance(schema, Mapping) else schema
     if not isinstance(schema, Mapping):
         raise ValueError("a JSON schema is an object")
-    return LLMatcher.grammar_from_json_schema(dict(schema), defaults={"whitespace_pattern": WHITESPACE})
+    return LLMatcher.grammar_from_json_schema(bounded_blanks(schema))
+
+
+def bounded_blanks(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema with `WHITESPACE`, where it does not say itself what may stand between two tokens."""
+    given = schema.get("x-guidance", {})
+    if not isinstance(given, Mapping):
+        return dict(schema)  # llguidance says what is wrong with it
+    return {**schema, "x-guidance": {"whitespace_pattern": WHITESPACE, **given}}
 
 
 def _refusal(response_format: Mapping[str, Any], reason: str) -> ConfigError:

@@ -179,7 +179,35 @@ def test_whatever_the_model_says_a_schema_is_satisfied(tokenizer, compiler, sche
     guide = compiler.guide({"type": "json_schema", "json_schema": {"name": "x", "schema": schema}})
     ids = answer(guide, tokenizer.vocab_size, seed)
     assert ids is not None, "the white space of JSON is bounded"
-    assert satisfies(json.loads(tokenizer.decode(ids)), schema)
+    text = tokenizer.decode(ids)
+    assert satisfies(json.loads(text), schema)
+    assert re.search(r"\s\s|[\t\r]", re.sub(r'"(\\.|[^"\\])*"', '""', text)) is None
+
+
+LAYOUTS = {
+    "compact": '{"a":[1,2]}', "spaced": '{"a": [1, 2]}', "lines": '{\n"a":\n[\n1,\n2\n]\n}',
+    "two spaces": '{"a":  [1, 2]}', "indented": '{\n  "a": [1, 2]}', "empty lines": '{\n\n"a": [1, 2]}',
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("more", "layouts"),
+    [({}, ["compact", "spaced", "lines"]), ({"x-guidance": {"whitespace_pattern": r"[ \n]{0,9}"}}, list(LAYOUTS))],
+)
+def test_one_blank_may_stand_between_two_tokens_of_json_unless_the_schema_allows_more(
+    tokenizer, compiler, more, layouts
+):
+    schema = {"type": "object", "properties": {"a": {"type": "array", "items": {"type": "integer"}}}} | more
+
+    def takes(text):
+        guide = compiler.guide({"type": "json_schema", "json_schema": schema})
+        try:
+            guide.advance(tokenizer.encode(text, add_special_tokens=False))
+        except GuideError:
+            return False
+        return guide.is_finished
+
+    assert [name for name, text in LAYOUTS.items() if takes(text)] == layouts
 
 
 @settings(max_examples=20, deadline=None)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from turbojax.errors import InvalidFieldError
-from turbojax.guided import WHITESPACE
+from turbojax.guided import bounded_blanks
 from turbojax.serve.parsing.reasoning import TAGS, is_opened
 from turbojax.serve.parsing.styles import Styles, writes_name_before_arguments
 from turbojax.serve.parsing.tool_styles import ARGS, PYTHON_TAG, TOOL_CALL, TOOL_CALL_END, TOOL_CALLS
@@ -133,10 +133,10 @@ class _Writer:
         kind = form["type"]
         match kind:
             case "json_object":
-                self.rules.append(f"content: %json {_json({'type': 'object'})}")
+                self.rules.append(f"content: %json {json.dumps(bounded_blanks({'type': 'object'}))}")
             case "json_schema":
                 schema = json.loads(form[kind]) if isinstance(form[kind], str) else form[kind]
-                self.rules.append(f"content: %json {_json(schema.get('schema', schema))}")
+                self.rules.append(f"content: %json {json.dumps(bounded_blanks(schema.get('schema', schema)))}")
             case "regex_schema":
                 self.rules.append(f"content: /{_in_slashes(form[kind])}/")
             case _:
@@ -214,11 +214,7 @@ def _name(tool: Mapping[str, Any]) -> str:
 def _schema(tool: Mapping[str, Any]) -> dict[str, Any]:
     """The schema of a tool's arguments, which are an object always; a root of its own, so that its references hold."""
     schema = dict(tool["function"].get("parameters") or {})
-    return {"type": "object"} | schema | {"x-guidance": {"whitespace_pattern": WHITESPACE}}
-
-
-def _json(schema: Form) -> str:
-    return json.dumps(dict(schema) | {"x-guidance": {"whitespace_pattern": WHITESPACE}})
+    return bounded_blanks({"type": "object"} | schema)
 
 
 def _literal(text: str) -> str:

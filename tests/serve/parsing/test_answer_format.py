@@ -102,6 +102,17 @@ def test_nothing_else_is_taken(tokenizer, text):
     assert not accepts(tokenizer, text, "required", HERMES)
 
 
+@pytest.mark.parametrize("more", [{}, {"x-guidance": {"whitespace_pattern": " {0,2}"}}])
+def test_arguments_and_content_have_one_blank_between_tokens_unless_the_schema_allows_more(tokenizer, more):
+    tools = [{"type": "function", "function": {"name": "get", "parameters": CITY | more}}]
+    content = {"type": "json_schema", "json_schema": CITY | more}
+    for blanks, is_taken in ((" ", True), ("  ", bool(more)), ("   ", False)):
+        city = f'{{"city":{blanks}"Paris"}}'
+        assert accepts(tokenizer, hermes("get", city), "required", HERMES, tools=tools) == is_taken
+        text = f"<think>a</think>{city}"
+        assert accepts(tokenizer, text, "none", Styles("hermes", "think"), content=content, tools=[]) == is_taken
+
+
 @pytest.mark.parametrize("num_calls", [MAX_FORCED_CALLS, MAX_FORCED_CALLS + 1])
 def test_an_answer_of_forced_calls_has_an_end(tokenizer, num_calls):
     text = "\n".join([hermes("get", PARIS)] * num_calls)
