@@ -115,9 +115,9 @@ NOTES = """
   queries are large, so that an error of the key costs much. It is kept with the checkpoint (`turbojax_k_scale.npy`),
   and engines that turn keys take it from there. `save_model` hands policy and factors on to a native checkpoint, which
   itself cannot be calibrated.
-- `turbojax lite calibrate --budget 0.01 --window-len 256 --num-windows 2 --work-dir smol-kv` on this model takes 6.7 min
-  of one core (2026-11-30) and finds K4 V4 for 13 layers, K8 V4 for 13 and K8 V8 for 4: 8496 bytes a token, at KL 0.0097
-  on those 512 tokens of the built-in text, on which it was chosen too.
+- `turbojax lite calibrate --budget 0.01 --window-len 256 --num-windows 2 --work-dir smol-kv` on this model
+  takes 6.7 minutes of one core (2026-11-30) and finds K4 V4 for 13 layers, K8 V4 for 13, K8 V8 for 4:
+  8496 bytes a token, at KL 0.0097 on those 512 tokens of the built-in text, on which it was chosen too.
 - The weights of this model lie on grids of 4 bits in groups of 32 already. Rounding them to other grids loses more than
   on a model that was kept in 16 bits, and perplexity does not follow the error: judge these rows by KL.
 - `turbojax lite audit MODEL --text FILE` makes such a table of another model, with KV and weights of every layer alone;
