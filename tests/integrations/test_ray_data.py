@@ -2,6 +2,9 @@
 
 import asyncio
 import os
+import runpy
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +20,7 @@ from turbojax.integrations import ray_data  # noqa: E402
 from turbojax.integrations.ray_data import TurbojaxGenerator, generate  # noqa: E402
 
 GEN = GenerationConfig(max_new_tokens=6)
+EXAMPLE = Path(__file__).parents[2] / "examples" / "ray_batch.py"
 
 
 @pytest.fixture
@@ -107,3 +111,12 @@ def test_a_job_that_cannot_be_is_refused_before_it_starts():
         generate(None, num_actors=0)
     with pytest.raises(ConfigError, match="one answer"):
         generate(None, gen_config=GenerationConfig(n=2, do_sample=True))
+
+
+def test_the_example_says_where_a_job_that_goes_on_would_wait_for_ever(monkeypatch):
+    """Ray's own filter of rows that are done is one more actor."""
+    monkeypatch.setattr(ray, "init", lambda **_: None)
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 2.0})
+    monkeypatch.setattr(sys, "argv", ["ray_batch.py", "--input", "in", "--output", "out", "--checkpoint", "done"])
+    with pytest.raises(SystemExit, match=r"needs a CPU besides those of the actors \(2 x 1\)"):
+        runpy.run_path(str(EXAMPLE), run_name="__main__")

@@ -30,7 +30,8 @@ class Replicas:
         self._loops = tuple(loops)
         self._num_blocks = sum(loop.num_cacheable_tokens for loop in loops) // BLOCK_LEN
         self._prefixes = PrefixTable[EngineLoop](self._num_blocks)
-        self._lock = threading.Lock()  # rooms that were looked at stay free until the requests are there
+        # Rooms that were looked at stay free until the requests are there; the table is one thread's at a time.
+        self._lock = threading.Lock()
 
     def submit(self, *requests: Request) -> None:
         """Hands over requests, all of them or none; see `EngineLoop.submit`."""
