@@ -4,16 +4,16 @@ import sys
 
 import pytest
 
-from turbojax.bench.errors import BenchError
-from turbojax.bench.figure import require_matplotlib
 from turbojax.bench.plot import plot_roofline
 from turbojax.bench.report import make_row
 from turbojax.bench.roofline import Rates
+from turbojax.errors import MissingExtraError
+from turbojax.figure import require_matplotlib
 
 
 def test_without_matplotlib_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(BenchError, match=r"pip install 'turbojax\[plot\]'"):
+    with pytest.raises(MissingExtraError, match=r"pip install 'turbojax\[plot\]'"):
         require_matplotlib()
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from turbojax.bench.figure import new_figure, write_png
 from turbojax.bench.latency import Trace
+from turbojax.figure import new_figure, write_png
 
 TITLES = ("first token", "per token after it", "gap between parts", "whole answer")
 
@@ -22,7 +22,7 @@ def plot_latencies(path: Path, traces: Sequence[Trace], title: str) -> None:
         title: of the picture.
 
     Raises:
-        BenchError: matplotlib is not installed.
+        MissingExtraError: matplotlib is not installed.
     """
     figure = new_figure(10, 6)
     figure.suptitle(title)

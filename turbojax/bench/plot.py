@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from turbojax.bench.figure import new_figure, write_png
 from turbojax.bench.report import Row
 from turbojax.bench.roofline import Rates
+from turbojax.figure import new_figure, write_png
 
 
 def plot_roofline(path: Path, rows: Sequence[Row], rates: Rates, title: str) -> None:
@@ -22,7 +22,7 @@ def plot_roofline(path: Path, rows: Sequence[Row], rates: Rates, title: str) -> 
         title: of the picture.
 
     Raises:
-        BenchError: matplotlib is not installed.
+        MissingExtraError: matplotlib is not installed.
     """
     figure = new_figure(8, 5)
     axes = figure.add_subplot(xscale="log", yscale="log", xlabel="FLOP/byte", ylabel="TFLOP/s", title=title)

@@ -22,11 +22,11 @@ from rich.table import Table
 from turbojax import __version__
 from turbojax.bench.client import LINE_BYTES, Endpoint, HttpRequest, HttpTrace, message_of, send
 from turbojax.bench.errors import BenchError
-from turbojax.bench.figure import require_matplotlib
 from turbojax.bench.latency import latencies_ms
 from turbojax.bench.latency_plot import plot_latencies
 from turbojax.bench.load import arrival_times
 from turbojax.bench.report import ResultFile, Row, make_row, print_latencies, print_rows
+from turbojax.figure import require_matplotlib
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,8 @@ class Report:
         """Says early what cannot be written.
 
         Raises:
-            BenchError: matplotlib is missing, or the file holds other results.
+            MissingExtraError: matplotlib is not installed.
+            BenchError: the file holds other results.
         """
         if self.plot is not None:
             require_matplotlib()

@@ -17,13 +17,13 @@ from pallas_kernels import backend
 from turbojax import __version__
 from turbojax.assembly import open_model, progress_bar
 from turbojax.bench.engine import BenchEngine, open_engine
-from turbojax.bench.figure import require_matplotlib
 from turbojax.bench.kernels import KernelTimes
 from turbojax.bench.plot import plot_roofline
 from turbojax.bench.report import ResultFile, Row, print_kernels, print_latencies, print_rows
 from turbojax.bench.roofline import Rates, measure_rates
 from turbojax.bench.settings import DEFAULT_WEIGHTS, Settings
 from turbojax.configs import EngineConfig
+from turbojax.figure import require_matplotlib
 from turbojax.models.model import Model
 from turbojax.models.random_model import random_model
 from turbojax.sharding import placements

@@ -164,7 +164,8 @@ def calibrate(
 
 def _run(task: AuditTask, json: Path | None, plot: Path | None, *, saves: bool, work_dir: Path | None) -> None:
     """Audits, shows, and saves what is to be saved; what can fail early does."""
-    from turbojax.lite.audit_report import plot_audit, require_matplotlib
+    from turbojax.figure import require_matplotlib
+    from turbojax.lite.audit_report import plot_audit
     from turbojax.lite.audit_run import check_target, run_audit, save_policy
 
     if plot is not None:

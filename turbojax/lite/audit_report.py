@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from turbojax.errors import LiteError
+from turbojax.figure import new_figure, write_png
 from turbojax.lite.audit import Measured
 from turbojax.lite.audit_policy import Proposal
 
@@ -126,27 +126,14 @@ class AuditReport:
         return found
 
 
-def require_matplotlib() -> None:
-    """Raises LiteError where it is not installed."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise LiteError("the plot needs matplotlib: pip install 'turbojax[plot]'") from error
-
-
 def plot_audit(path: Path, report: AuditReport) -> None:
     """Writes a PNG: KL against bytes of the KV cache, and KL of each layer alone.
 
     Raises:
-        LiteError: matplotlib is not installed.
+        MissingExtraError: matplotlib is not installed.
     """
-    require_matplotlib()
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     layers = report.by_layer()
-    figure = Figure(figsize=(12 if layers else 6, 5), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(12 if layers else 6, 5)
     whole = [row for row in report.rows if row.layer is None and row.w_bits is None and row.measured.kl > 0]
     axes: Sequence[Any] = figure.subplots(1, 2 if layers else 1, squeeze=False)[0]
     axes[0].set(xlabel="KV bytes a token", ylabel="KL from float32, nats", yscale="log", title="All layers")
@@ -161,4 +148,4 @@ def plot_audit(path: Path, report: AuditReport) -> None:
     if layers:
         axes[1].set(xlabel="layer", ylabel="KL, nats", yscale="log", title="One layer alone")
         axes[1].legend(fontsize=8)
-    figure.savefig(path, format="png", dpi=150)
+    write_png(figure, path)

@@ -5,26 +5,26 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from turbojax.bench.errors import BenchError
+from turbojax.errors import MissingExtraError
 
 
 def require_matplotlib() -> None:
     """Says early that there can be no plot.
 
     Raises:
-        BenchError: matplotlib is not installed.
+        MissingExtraError: matplotlib is not installed.
     """
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
-        raise BenchError("the plot needs matplotlib: pip install 'turbojax[plot]'") from error
+        raise MissingExtraError("the plot needs matplotlib: pip install 'turbojax[plot]'") from error
 
 
 def new_figure(width: float, height: float) -> Any:
     """An empty figure, in inches.
 
     Raises:
-        BenchError: matplotlib is not installed.
+        MissingExtraError: matplotlib is not installed.
     """
     require_matplotlib()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
