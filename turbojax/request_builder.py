@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import secrets
 import time
@@ -174,7 +175,7 @@ class RequestBuilder:
         tokenizer = self._tokenizer
         if tokenizer is None:
             return None
-        return lambda ids: tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+        return functools.partial(tokenizer.decode, skip_special_tokens=skip_special_tokens)
 
 
 def one_for_each(gen_config: GenConfigs, num_prompts: int) -> list[GenerationConfig]:

@@ -10,6 +10,8 @@ Decode = Callable[[Sequence[int]], str]
 REPLACEMENT = "\ufffd"
 # Tokens that may wait for the rest of a character: it has 4 bytes at most, and a token has one at least.
 MAX_PENDING_TOKENS = 4
+# Tokens that are decoded together: the window holds as many, and is decoded again with the next ones.
+MAX_AT_ONCE = 8
 
 
 class Detokenizer:
@@ -27,6 +29,16 @@ class Detokenizer:
 
     def push(self, token_ids: Sequence[int]) -> str:
         """The text that these tokens complete."""
+        blocks = [token_ids[first : first + MAX_AT_ONCE] for first in range(0, len(token_ids), MAX_AT_ONCE)]
+        return "".join([self._push_block(block) for block in blocks])
+
+    def _push_block(self, token_ids: Sequence[int]) -> str:
+        """Decodes them together where they end with a character: twice in all, as each of them would be alone."""
+        if len(token_ids) > 1:
+            text = self._decode([*self._window, *token_ids])
+            if text != self._text_out and not text.endswith(REPLACEMENT):
+                self._window += token_ids
+                return self._emit(len(self._window), text)
         return "".join([self.push_token(token) for token in token_ids])
 
     def flush(self) -> str:
