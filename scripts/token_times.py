@@ -9,12 +9,12 @@ from collections.abc import Callable, MutableMapping
 from types import TracebackType
 from typing import Any
 
-from starlette.responses import StreamingResponse
 from starlette.types import Send
 
 from turbojax.call import Call
 from turbojax.engine.scheduler import Scheduler
 from turbojax.postbox import Postbox
+from turbojax.serve.sse import EventStream
 
 Tasks = MutableMapping["asyncio.Task[Any]", float]
 
@@ -40,7 +40,7 @@ class TokenTimes:
         self._wrap(Scheduler, "commit", self._commit)
         self._wrap(Postbox, "post", self._post)
         self._wrap(Call, "hear", self._hear)
-        self._wrap(StreamingResponse, "stream_response", self._stream)
+        self._wrap(EventStream, "stream_response", self._stream)
         return self
 
     def __exit__(
@@ -71,7 +71,7 @@ class TokenTimes:
     def _written(self, since_s: float) -> None:
         self.milliseconds.append(1e3 * (time.perf_counter() - since_s))
 
-    async def _stream(self, inner: Callable[..., Any], response: StreamingResponse, send: Send) -> None:
+    async def _stream(self, inner: Callable[..., Any], response: EventStream, send: Send) -> None:
         async def timed(message: MutableMapping[str, Any]) -> None:
             await send(message)
             task = asyncio.current_task()

@@ -47,7 +47,7 @@ def as_json(answer: BaseModel) -> Response:
 
 async def streamed(chunks: AsyncGenerator[dict[str, Any], None]) -> EventStream:
     """Chunks as events. What fails before the first one raises; later, an error is the last event."""
-    return EventStream(await started(_events(chunks)))
+    return await started(_events(chunks))
 
 
 async def _events(chunks: AsyncGenerator[dict[str, Any], None]) -> AsyncGenerator[bytes, None]:

@@ -16,38 +16,37 @@ def event(json: bytes) -> bytes:
 
 
 class EventStream(StreamingResponse):
-    """Sends events as they come. A client that goes away, or any other end, closes their generator."""
+    """Sends events as they come. However it ends, cancelled when its client goes too, their generator is closed."""
 
-    def __init__(self, events: AsyncGenerator[bytes, None], headers: dict[str, str] | None = None) -> None:
+    def __init__(self, first: bytes, rest: AsyncGenerator[bytes, None]) -> None:
         super().__init__(
-            events,
+            rest,
             media_type="text/event-stream",
             # Proxies must not gather events before they pass them on.
-            headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **(headers or {})},
+            headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
         )
-        self._events = events
+        self._first, self._rest = first, rest
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # The base would wait for the client to go in one more task: `limits` does so for every route.
         try:
-            await super().__call__(scope, receive, send)
+            await self.stream_response(send)
         finally:
-            await self._events.aclose()
+            await self._rest.aclose()
+
+    async def stream_response(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await send({"type": "http.response.body", "body": self._first, "more_body": True})
+        async for event in self._rest:
+            await send({"type": "http.response.body", "body": event, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def started(events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    """The same events once the first is there: what fails before it raises here, while a status can still be sent."""
+async def started(events: AsyncGenerator[bytes, None]) -> EventStream:
+    """A response once the first event is there: what fails before it raises here, while a status can still be sent."""
     try:
         first = await anext(events)
     except BaseException:
         await events.aclose()
         raise
-    return _chained(first, events)
-
-
-async def _chained(first: bytes, rest: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    try:
-        yield first
-        async for one in rest:
-            yield one
-    finally:
-        await rest.aclose()
+    return EventStream(first, events)
