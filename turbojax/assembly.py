@@ -176,7 +176,8 @@ def state_maker(
     spec: ModelSpec, config: EngineConfig, limits: SchedulerConfig, buckets: Buckets, num_pages: int
 ) -> Callable[[], EngineState]:
     """Makes a fresh state with a pool of `num_pages` pages."""
-    num_params = max([processor.num_params for processor in config.logits_processors.values()], default=0)
+    # One at least: JAX 0.11 crashes where it compiles a shard_map over an array of no elements.
+    num_params = max([1, *(processor.num_params for processor in config.logits_processors.values())])
     return functools.partial(
         init_state, spec, num_slots=limits.num_slots, num_pages=num_pages, page_len=config.cache_block_seq_len,
         max_len=limits.session_len, num_stop_ids=MAX_STOP_IDS, num_hidden_rows=buckets.max_rows,
