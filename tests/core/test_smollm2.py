@@ -49,9 +49,13 @@ def test_prompt_and_continuation_logprobs(smol, expected):
 
 
 def test_greedy_continuations_up_to_near_ties(smol, expected):
-    """The short prompts decode together, each in a slot of its own; the long ones alone."""
-    short = [prompt for prompt in expected["prompts"] if len(prompt["input_ids"]) <= 128]
-    for together in (short, *([prompt] for prompt in expected["prompts"] if prompt not in short)):
+    """The short prompts decode together, each in a slot of its own; a longer one alone.
+
+    The longest takes half a minute a pass: what was generated behind it is among the log-probabilities above.
+    """
+    by_size = {size: [p for p in expected["prompts"] if size_for(len(p["input_ids"])) == size] for size in (128, 704)}
+    assert all(by_size.values())
+    for together in by_size.values():
         all_ids = [prompt["input_ids"] for prompt in together]
         size = size_for(max(map(len, all_ids)))
         state = fresh(smol.spec, num_slots=len(together), page_len=64, max_len=size + 64)
@@ -72,23 +76,21 @@ def windows(smollm2, expected):
 
 
 @pytest.mark.parametrize(
-    ("kv_bits", "name", "num_windows", "tolerance"),
+    ("kv_bits", "name", "tolerance"),
     [
-        ((16, 16), "float32", 8, 0.003),
-        ((8, 8), "kv8", 3, 0.003),
-        ((4, 4), "kv4", 3, 0.02),
-        ((8, 4), "k8_v4", 2, 0.02),
-        ((4, 8), "k4_v8", 2, 0.02),
+        ((16, 16), "float32", 0.003),
+        ((8, 8), "kv8", 0.003),
+        ((4, 4), "kv4", 0.02),
+        ((8, 4), "k8_v4", 0.02),
+        ((4, 8), "k4_v8", 0.02),
     ],
 )
-def test_perplexity_at_every_kv_precision(smollm2, windows, expected, kv_bits, name, num_windows, tolerance):
-    """Over the first windows of the protocol; a window takes 3 s of two cores, and its loss is recorded too."""
-    model = load_model(smollm2, dtype="float32", kv_bits=kv_bits)
-    losses = []
-    for window in windows[:num_windows]:
-        state = fresh(model.spec, num_slots=1, page_len=64, max_len=1024)
-        targets = jnp.asarray(np.append(window[1:], 0), jnp.int32)
-        _, got = score(model.weights, state, chunks((0, window, 0, True), sink=1), targets)
-        losses.append(-np.asarray(got)[:-1].mean(dtype=np.float64))
-    recorded = expected["perplexity"]["results"][name]["window_nll"][:num_windows]
-    assert np.exp(np.mean(losses)) == pytest.approx(np.exp(np.mean(recorded)), rel=tolerance)
+def test_perplexity_at_every_kv_precision(smollm2, windows, expected, kv_bits, name, tolerance):
+    """Over the first window of the protocol, whose loss is recorded; docs/accuracy.md has all eight."""
+    model, window = load_model(smollm2, dtype="float32", kv_bits=kv_bits), windows[0]
+    state = fresh(model.spec, num_slots=1, page_len=64, max_len=1024)
+    targets = jnp.asarray(np.append(window[1:], 0), jnp.int32)
+    _, got = score(model.weights, state, chunks((0, window, 0, True), sink=1), targets)
+    loss = -np.asarray(got)[:-1].mean(dtype=np.float64)
+    recorded = expected["perplexity"]["results"][name]["window_nll"][0]
+    assert np.exp(loss) == pytest.approx(np.exp(recorded), rel=tolerance)

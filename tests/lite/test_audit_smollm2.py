@@ -35,11 +35,11 @@ def audit(smollm2):
     return Audit(load_model(smollm2, dtype="float32").weights, cut_windows(ids, 1024, 1))
 
 
-@pytest.mark.parametrize(("bits", "name"), [((16, 16), "float32"), ((8, 8), "kv8"), ((8, 4), "k8_v4")])
+@pytest.mark.parametrize(("bits", "name"), [((16, 16), "float32"), ((8, 4), "k8_v4")])
 def test_losses_of_kv_precisions(audit, recorded, bits, name):
     found = audit.measure(uniform(audit.spec, *bits))
     assert found.nll == pytest.approx(recorded[name], abs=0.003)
-    assert found.kl <= {"float32": 1e-9, "kv8": 0.001, "k8_v4": 0.01}[name]
+    assert found.kl <= {"float32": 1e-9, "k8_v4": 0.01}[name]
 
 
 def test_loss_of_weights_rounded_to_nearest(audit, recorded):
