@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import time
 
 import pytest
 from fastapi import FastAPI, Request
@@ -101,14 +102,25 @@ def test_our_own_server_is_measured(run, tmp_path, endpoint):
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_rate_spreads_requests_over_time(run, servers, tmp_path):
+def test_no_request_is_sent_before_its_time(monkeypatch):
+    sent, begin_s = {}, time.perf_counter()
+
+    async def send(session, endpoint, request):
+        sent[request.prompt] = time.perf_counter() - begin_s
+
+    monkeypatch.setattr("turbojax.bench.serve.send", send)
+    pace = Pace(rate=200)
+    asyncio.run(drive(Endpoint("http://127.0.0.1:1", "m"), [HttpRequest(str(i), 1) for i in range(12)], pace))
+    assert all(sent[str(i)] > at_s - 1e-3 for i, at_s in enumerate(pace.times_s(12)))
+
+
+def test_a_rate_is_that_of_the_results(run, servers, tmp_path):
     path = tmp_path / "serve.json"
     load = "--requests", 12, "--request-rate", 100, "--model", "good"
     result = run("--base-url", servers[0], *load, "--json", path)
     assert result.exit_code == 0, result.stderr
     [row] = json.loads(path.read_text())["rows"]
     assert (row["rate"], row["output_tokens"], row["input_tokens"]) == (100, 96, 36)
-    assert row["duration_s"] >= Pace(rate=100).times_s(12)[-1]
 
 
 def test_the_request_says_what_was_asked_for(run, servers):

@@ -11,8 +11,9 @@ import typer
 from rich.console import Console
 
 from turbojax.bench.errors import BenchError
-from turbojax.cli.bench_options import Common, with_common
+from turbojax.cli.bench_options import Common
 from turbojax.cli.console import say
+from turbojax.cli.grouped import grouped
 
 _PRIVATE = ("--json", "--plot", "--api-key")
 
@@ -59,7 +60,7 @@ def _run(common: Common, measure: Callable[[Any], Any]) -> None:
 
 
 @bench.command()
-@with_common
+@grouped
 def decode(
     common: Common,
     batch: Annotated[
@@ -94,7 +95,7 @@ def decode(
 
 
 @bench.command()
-@with_common
+@grouped
 def prefill(
     common: Common,
     tokens: Annotated[str, typer.Option(help="Tokens of the prompt.", metavar="N,N,...")] = "8192",
@@ -108,7 +109,7 @@ def prefill(
 
 
 @bench.command()
-@with_common
+@grouped
 def throughput(
     common: Common,
     requests: Annotated[int, typer.Option(help="How many requests.")] = 512,
@@ -136,7 +137,7 @@ def throughput(
 
 
 @bench.command()
-@with_common
+@grouped
 def latency(
     common: Common,
     requests: Annotated[int, typer.Option(help="How many requests.")] = 10,
@@ -152,7 +153,7 @@ def latency(
 
 
 @bench.command()
-@with_common
+@grouped
 def interleave(
     common: Common,
     streams: Annotated[int, typer.Option(help="Sequences that decode all the time.")] = 64,
@@ -173,7 +174,7 @@ def interleave(
 
 
 @bench.command()
-@with_common
+@grouped
 def guided(
     common: Common,
     batch: Annotated[str, typer.Option(help="Sequences at once.", metavar="N,N,...")] = "1,16,64",

@@ -1,14 +1,10 @@
-"""The options that all benchmarks share, given to each command by a decorator."""
+"""The options that all benchmarks share."""
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-import inspect
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated
 
 import typer
 
@@ -123,27 +119,3 @@ class Common:
         )
         settings.config(), settings.generation()  # raise before anything is loaded
         return settings
-
-
-def with_common(command: Callable[..., None]) -> Callable[..., None]:
-    """Replaces the parameter `common` of a command by the options of `Common`."""
-
-    @functools.wraps(command)
-    def run(**given: Any) -> None:
-        names = [field.name for field in dataclasses.fields(Common)]
-        common = Common(**{name: given.pop(name) for name in names})
-        command(common=common, **given)
-
-    def parameter(name: str, hint: Any, default: Any) -> inspect.Parameter:
-        return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
-
-    own_hints, common_hints = get_type_hints(command, include_extras=True), get_type_hints(Common, include_extras=True)
-    own = [
-        parameter(name, own_hints[name], p.default)
-        for name, p in inspect.signature(command).parameters.items()
-        if name != "common"
-    ]
-    shared = [parameter(f.name, common_hints[f.name], f.default) for f in dataclasses.fields(Common)]
-    run.__signature__ = inspect.Signature([*own, *shared])  # type: ignore[attr-defined]
-    run.__annotations__ = {p.name: p.annotation for p in (*own, *shared)}
-    return run

@@ -9,6 +9,7 @@ import typer
 
 from turbojax.cli import options, session
 from turbojax.cli.console import say, say_error
+from turbojax.cli.grouped import grouped
 from turbojax.errors import EngineFailedError, TurbojaxError
 
 if TYPE_CHECKING:
@@ -17,43 +18,15 @@ if TYPE_CHECKING:
 HELP = "/exit leaves (so does Ctrl-D), /clear starts over, Ctrl-C stops an answer"
 
 
+@grouped
 def chat(
+    generation: options.Generation,
+    engine: options.Engine,
     system: Annotated[str | None, typer.Option("--system", help="The system message.")] = None,
     model: options.Model = None,
-    max_new_tokens: options.MaxNewTokens = None,
-    temperature: options.Temperature = None,
-    top_p: options.TopP = None,
-    top_k: options.TopK = None,
-    min_p: options.MinP = None,
-    seed: options.Seed = None,
-    repetition_penalty: options.RepetitionPenalty = None,
-    presence_penalty: options.PresencePenalty = None,
-    frequency_penalty: options.FrequencyPenalty = None,
-    stop: options.Stop = None,
-    bad_word: options.BadWord = None,
-    json_schema: options.JsonSchema = None,
-    regex: options.Regex = None,
-    choice: options.Choice = None,
-    dtype: options.Dtype = None,
-    model_format: options.ModelFormat = None,
-    session_len: options.SessionLen = None,
-    quant_policy: options.QuantPolicy = None,
-    cache_max_entry_count: options.CacheMaxEntryCount = None,
 ) -> None:
     """Talk with a model; it sees the whole conversation. /exit leaves, Ctrl-C stops an answer."""
-    gen_config = options.generation_config(
-        max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, random_seed=seed,
-        repetition_penalty=repetition_penalty, presence_penalty=presence_penalty, frequency_penalty=frequency_penalty,
-        stop_words=stop, bad_words=bad_word, response_format=options.response_format(json_schema, regex, choice),
-    )  # fmt: skip
-    config = options.engine_config(
-        dtype=dtype,
-        model_format=model_format,
-        session_len=session_len,
-        max_batch_size=1,
-        quant_policy=quant_policy,
-        cache_max_entry_count=cache_max_entry_count,
-    )
+    gen_config, config = generation.config(), engine.config(max_batch_size=1)
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  (line editing and history in input())
     with session.open_pipeline(model, config) as pipe:

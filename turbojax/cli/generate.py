@@ -11,11 +11,15 @@ import typer
 from turbojax.cli import options, session
 from turbojax.cli.bulk import run_bulk
 from turbojax.cli.console import say
+from turbojax.cli.grouped import grouped
 from turbojax.cli.openai_batch import run_openai_batch
 from turbojax.configs import GenerationConfig
 
 
+@grouped
 def generate(
+    generation: options.Generation,
+    engine: options.Engine,
     prompt: Annotated[str | None, typer.Argument(help="What to answer.", show_default=False)] = None,
     input: Annotated[
         Path | None, typer.Option("--input", exists=True, dir_okay=False, help="A JSONL file of prompts.")
@@ -33,26 +37,7 @@ def generate(
     ] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Complete the text as it is, without the chat template.")] = False,
     model: options.Model = None,
-    max_new_tokens: options.MaxNewTokens = None,
-    temperature: options.Temperature = None,
-    top_p: options.TopP = None,
-    top_k: options.TopK = None,
-    min_p: options.MinP = None,
-    seed: options.Seed = None,
-    repetition_penalty: options.RepetitionPenalty = None,
-    presence_penalty: options.PresencePenalty = None,
-    frequency_penalty: options.FrequencyPenalty = None,
-    stop: options.Stop = None,
-    bad_word: options.BadWord = None,
-    json_schema: options.JsonSchema = None,
-    regex: options.Regex = None,
-    choice: options.Choice = None,
-    dtype: options.Dtype = None,
-    model_format: options.ModelFormat = None,
-    session_len: options.SessionLen = None,
     max_batch_size: options.MaxBatchSize = None,
-    quant_policy: options.QuantPolicy = None,
-    cache_max_entry_count: options.CacheMaxEntryCount = None,
     tp: options.Tp = None,
     dp: options.Dp = None,
     coordinator_address: options.CoordinatorAddress = None,
@@ -75,22 +60,9 @@ def generate(
         raise typer.BadParameter("give a prompt, --input or --openai-batch")
     if (input is None) != (output is None):
         raise typer.BadParameter("--input and --output go together")
-    gen_config = options.generation_config(
-        max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, random_seed=seed,
-        repetition_penalty=repetition_penalty, presence_penalty=presence_penalty, frequency_penalty=frequency_penalty,
-        stop_words=stop, bad_words=bad_word, response_format=options.response_format(json_schema, regex, choice),
-    )  # fmt: skip
-    config = options.engine_config(
-        dtype=dtype,
-        model_format=model_format,
-        session_len=session_len,
-        max_batch_size=max_batch_size,
-        quant_policy=quant_policy,
-        cache_max_entry_count=cache_max_entry_count,
-        tp=tp,
-        dp=dp,
-        cluster=options.cluster(coordinator_address, num_processes, process_id),
-    )
+    cluster = options.cluster(coordinator_address, num_processes, process_id)
+    config = engine.config(max_batch_size=max_batch_size, tp=tp, dp=dp, cluster=cluster)
+    gen_config = generation.config()
     if input is not None or openai_batch is not None:
         # On a GPU a run of many lines should not stop to compile in the middle.
         config = dataclasses.replace(config, compile_ahead=None)

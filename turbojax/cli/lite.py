@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from turbojax.cli import lite_options as options
+from turbojax.cli.grouped import grouped
 
 lite = typer.Typer(
     name="lite",
@@ -18,12 +19,12 @@ lite = typer.Typer(
 
 
 @lite.command("auto_awq")
+@grouped
 def auto_awq(
+    grid: options.GridOptions,
+    calibration: options.CalibrationOptions,
     model: options.Model = None,
     work_dir: options.WorkDir = Path("work_dir"),
-    w_bits: options.Bits = 4,
-    w_group_size: options.GroupSize = 128,
-    w_sym: options.Symmetric = False,
     search_scale: Annotated[
         bool, typer.Option("--search-scale/--no-search-scale", help="Look for scales of the input channels.")
     ] = True,
@@ -31,27 +32,21 @@ def auto_awq(
         bool, typer.Option("--search-clip/--no-search-clip", help="Look for the range that each group keeps.")
     ] = True,
     format: options.Format = "awq",
-    calib_dataset: options.CalibDataset = "builtin",
-    calib_data: options.CalibData = None,
-    calib_samples: options.CalibSamples = 32,
-    calib_seqlen: options.CalibSeqlen = 512,
-    batch_size: options.BatchSize = 4,
 ) -> None:
     """Quantise with AWQ: scales of the input channels by their activations, then clipped ranges."""
     from turbojax.lite.methods import Awq
 
-    method = Awq(options.grid(w_bits, w_group_size, w_sym, format), search_scale, search_clip)
-    calibration = options.calibration(calib_dataset, calib_data, calib_samples, calib_seqlen, batch_size)
-    options.run(model, work_dir, format, method, calibration)
+    method = Awq(grid.config(format), search_scale, search_clip)
+    options.run(model, work_dir, format, method, calibration.config())
 
 
 @lite.command("auto_gptq")
+@grouped
 def auto_gptq(
+    grid: options.GridOptions,
+    calibration: options.CalibrationOptions,
     model: options.Model = None,
     work_dir: options.WorkDir = Path("work_dir"),
-    w_bits: options.Bits = 4,
-    w_group_size: options.GroupSize = 128,
-    w_sym: options.Symmetric = False,
     act_order: Annotated[
         bool, typer.Option("--act-order/--no-act-order", help="Round the inputs with the largest power first.")
     ] = True,
@@ -60,28 +55,21 @@ def auto_gptq(
     ] = True,
     damping: Annotated[float, typer.Option(help="Share of the mean power that is added to each input's.")] = 0.01,
     format: options.Format = "gptq",
-    calib_dataset: options.CalibDataset = "builtin",
-    calib_data: options.CalibData = None,
-    calib_samples: options.CalibSamples = 32,
-    calib_seqlen: options.CalibSeqlen = 512,
-    batch_size: options.BatchSize = 4,
 ) -> None:
     """Quantise with GPTQ: weights that are not rounded yet make up for the errors of those that are."""
     from turbojax.lite.gptq import GptqOptions
     from turbojax.lite.methods import Gptq
 
-    method = Gptq(options.grid(w_bits, w_group_size, w_sym, format), GptqOptions(act_order, static_groups, damping))
-    calibration = options.calibration(calib_dataset, calib_data, calib_samples, calib_seqlen, batch_size)
-    options.run(model, work_dir, format, method, calibration)
+    method = Gptq(grid.config(format), GptqOptions(act_order, static_groups, damping))
+    options.run(model, work_dir, format, method, calibration.config())
 
 
 @lite.command("rtn")
+@grouped
 def rtn(
+    grid: options.GridOptions,
     model: options.Model = None,
     work_dir: options.WorkDir = Path("work_dir"),
-    w_bits: options.Bits = 4,
-    w_group_size: options.GroupSize = 128,
-    w_sym: options.Symmetric = False,
     float_offset: Annotated[
         bool, typer.Option("--float-offset/--no-float-offset", help="Offsets are any numbers; needs --format native.")
     ] = False,
@@ -90,28 +78,24 @@ def rtn(
     """Quantise by rounding to nearest; needs no calibration."""
     from turbojax.lite.methods import Rtn
 
-    method = Rtn(options.grid(w_bits, w_group_size, w_sym, format, float_offset=float_offset))
+    method = Rtn(grid.config(format, float_offset=float_offset))
     options.run(model, work_dir, format, method)
 
 
 @lite.command("smooth_quant")
+@grouped
 def smooth_quant(
+    calibration: options.CalibrationOptions,
     model: options.Model = None,
     work_dir: options.WorkDir = Path("work_dir"),
     quant_dtype: Annotated[str, typer.Option(help="int8 or fp8.")] = "int8",
     format: options.Format = "compressed-tensors",
-    calib_dataset: options.CalibDataset = "builtin",
-    calib_data: options.CalibData = None,
-    calib_samples: options.CalibSamples = 32,
-    calib_seqlen: options.CalibSeqlen = 512,
-    batch_size: options.BatchSize = 4,
 ) -> None:
     """Quantise weights and activations to 8 bits, with factors that share what is hard to round between the two."""
     from turbojax.lite.methods import SmoothQuant
 
     dtype: Any = "float8_e4m3fn" if quant_dtype == "fp8" else quant_dtype
-    calibration = options.calibration(calib_dataset, calib_data, calib_samples, calib_seqlen, batch_size)
-    options.run(model, work_dir, format, SmoothQuant(dtype), calibration)
+    options.run(model, work_dir, format, SmoothQuant(dtype), calibration.config())
 
 
 @lite.command("fp8")

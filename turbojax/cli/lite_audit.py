@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +12,7 @@ from rich.console import Console
 
 from turbojax.cli import options
 from turbojax.cli.console import say
+from turbojax.cli.grouped import grouped
 from turbojax.cli.lite_options import Model
 from turbojax.hub import resolve_model
 
@@ -60,52 +62,68 @@ def perplexity(
     typer.echo(f"{found.perplexity:.4f}")
 
 
-LayerWindows = Annotated[
-    int, typer.Option("--num-layer-windows", min=1, help="Windows for what is measured layer by layer.")
-]
-KVHadamard = Annotated[
-    bool,
-    typer.Option("--kv-hadamard/--no-kv-hadamard", help="Turn keys of 4 bits, layer by layer and in what is proposed."),
-]
-CalibData = Annotated[
-    Path | None,
-    typer.Option(
-        "--calib-data",
-        exists=True,
-        dir_okay=False,
-        help="A UTF-8 text to find the scale of keys on; default: built-in.",
-    ),
-]
-WorkDir = Annotated[
-    Path | None, typer.Option("--work-dir", help="Copy the checkpoint there, with the proposed policy in its config.")
-]
-Write = Annotated[bool, typer.Option("--write", help="Write the proposed policy into the checkpoint itself.")]
-Json = Annotated[Path | None, typer.Option("--json", dir_okay=False, help="All figures as JSON.")]
-Plot = Annotated[Path | None, typer.Option("--plot", dir_okay=False, help="A PNG; needs the extra `plot`.")]
+@dataclass(frozen=True)
+class Measuring:
+    """What is run, of `AuditTask`."""
+
+    text: Text = None
+    window_len: WindowLen = 1024
+    num_windows: NumWindows = 4
+    num_layer_windows: Annotated[
+        int, typer.Option("--num-layer-windows", min=1, help="Windows for what is measured layer by layer.")
+    ] = 1
+    kv_hadamard: Annotated[
+        bool,
+        typer.Option(
+            "--kv-hadamard/--no-kv-hadamard", help="Turn keys of 4 bits, layer by layer and in what is proposed."
+        ),
+    ] = True
+    calib_data: Annotated[
+        Path | None,
+        typer.Option(
+            "--calib-data",
+            exists=True,
+            dir_okay=False,
+            help="A UTF-8 text to find the scale of keys on; default: built-in.",
+        ),
+    ] = None
 
 
+@dataclass(frozen=True)
+class Results:
+    """Where what was found goes."""
+
+    write: Annotated[bool, typer.Option("--write", help="Write the proposed policy into the checkpoint itself.")] = (
+        False
+    )
+    work_dir: Annotated[
+        Path | None,
+        typer.Option("--work-dir", help="Copy the checkpoint there, with the proposed policy in its config."),
+    ] = None
+    json: Annotated[Path | None, typer.Option("--json", dir_okay=False, help="All figures as JSON.")] = None
+    plot: Annotated[Path | None, typer.Option("--plot", dir_okay=False, help="A PNG; needs the extra `plot`.")] = None
+
+    @property
+    def saves(self) -> bool:
+        """Whether a policy is written."""
+        return self.write or self.work_dir is not None
+
+
+@grouped
 def audit(
+    measuring: Measuring,
+    results: Results,
     model: Model = None,
-    text: Text = None,
-    window_len: WindowLen = 1024,
-    num_windows: NumWindows = 4,
-    num_layer_windows: LayerWindows = 1,
     per_layer: Annotated[bool, typer.Option("--per-layer/--no-per-layer", help="Measure every layer alone.")] = True,
     w_bits: Annotated[
         list[int] | None,
         typer.Option("--w-bits", help="Round the weights to 8 or 4 bits; by default to what is less than they have."),
     ] = None,
     w_group_size: Annotated[int, typer.Option("--w-group-size", min=1, help="Inputs that share a scale.")] = 128,
-    kv_hadamard: KVHadamard = True,
-    calib_data: CalibData = None,
     budget: Annotated[
         float | None,
         typer.Option("--budget", min=0, help="Propose the fewest KV bits by layer within this KL from float32, nats."),
     ] = None,
-    write: Write = False,
-    work_dir: WorkDir = None,
-    json: Json = None,
-    plot: Plot = None,
 ) -> None:
     """What each precision of weights, keys and values costs, beside the same model in float32.
 
@@ -115,36 +133,27 @@ def audit(
     """
     from turbojax.lite.audit_run import AuditTask
 
-    if (write or work_dir) and budget is None:
+    if results.saves and budget is None:
         raise typer.BadParameter("--write and --work-dir need a --budget")
-    if write and work_dir:
+    if results.write and results.work_dir:
         raise typer.BadParameter("give either --write or --work-dir")
     if any(bits not in (4, 8) for bits in w_bits or ()):
         raise typer.BadParameter("--w-bits is 4 or 8")
     task = AuditTask(
-        model=resolve_model(model), text=text, window_len=window_len, num_windows=num_windows,
-        num_layer_windows=num_layer_windows, per_layer=per_layer, w_bits=tuple(w_bits) if w_bits else None,
-        w_group_size=w_group_size, kv_hadamard=kv_hadamard, calib_data=calib_data,
-        budget=budget,
+        model=resolve_model(model), per_layer=per_layer, w_bits=tuple(w_bits) if w_bits else None,
+        w_group_size=w_group_size, budget=budget, **vars(measuring),
     )  # fmt: skip
-    _run(task, json, plot, saves=write or work_dir is not None, work_dir=work_dir)
+    _run(task, results)
 
 
+@grouped
 def calibrate(
+    measuring: Measuring,
+    results: Results,
     model: Model = None,
-    text: Text = None,
-    window_len: WindowLen = 1024,
-    num_windows: NumWindows = 4,
-    num_layer_windows: LayerWindows = 1,
-    kv_hadamard: KVHadamard = True,
-    calib_data: CalibData = None,
     budget: Annotated[
         float, typer.Option("--budget", min=0, help="KL from float32 that the policy stays within, in nats a token.")
     ] = 0.01,
-    write: Write = False,
-    work_dir: WorkDir = None,
-    json: Json = None,
-    plot: Plot = None,
 ) -> None:
     """Finds how many bits keys and values need in each layer, and writes that into the checkpoint.
 
@@ -152,34 +161,30 @@ def calibrate(
     """
     from turbojax.lite.audit_run import AuditTask
 
-    if write == (work_dir is not None):
+    if results.write == (results.work_dir is not None):
         raise typer.BadParameter("give either --write or --work-dir")
-    task = AuditTask(
-        model=resolve_model(model), text=text, window_len=window_len, num_windows=num_windows,
-        num_layer_windows=num_layer_windows, w_bits=(), kv_hadamard=kv_hadamard, calib_data=calib_data,
-        budget=budget,
-    )  # fmt: skip
-    _run(task, json, plot, saves=True, work_dir=work_dir)
+    _run(AuditTask(model=resolve_model(model), w_bits=(), budget=budget, **vars(measuring)), results)
 
 
-def _run(task: AuditTask, json: Path | None, plot: Path | None, *, saves: bool, work_dir: Path | None) -> None:
+def _run(task: AuditTask, results: Results) -> None:
     """Audits, shows, and saves what is to be saved; what can fail early does."""
     from turbojax.figure import require_matplotlib
     from turbojax.lite.audit_report import plot_audit
     from turbojax.lite.audit_run import check_target, run_audit, save_policy
 
-    if plot is not None:
+    if results.plot is not None:
         require_matplotlib()
-    if saves:
-        check_target(task.model, work_dir)
+    if results.saves:
+        check_target(task.model, results.work_dir)
     report = run_audit(task, say)
     _show(report)
-    if json is not None:
-        report.write_json(json)
-    if plot is not None:
-        plot_audit(plot, report)
-    if saves and report.proposal is not None:
-        say(f"engines find the policy in {save_policy(task.model, report.proposal.policy, report.k_scale, work_dir)}")
+    if results.json is not None:
+        report.write_json(results.json)
+    if results.plot is not None:
+        plot_audit(results.plot, report)
+    if results.saves and report.proposal is not None:
+        written = save_policy(task.model, report.proposal.policy, report.k_scale, results.work_dir)
+        say(f"engines find the policy in {written}")
 
 
 def _show(report: AuditReport) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -35,34 +36,44 @@ Format = Annotated[
         rich_help_panel=_OUTPUT, help="awq, gptq, gptq_v2, compressed-tensors, smooth_quant, fp8 or native (Orbax)."
     ),
 ]
-Bits = Annotated[int, typer.Option(help="Bits of a weight, 4 or 8.")]
-GroupSize = Annotated[int, typer.Option(help="Inputs that share a scale: 32, 64 or 128.")]
-Symmetric = Annotated[bool, typer.Option("--w-sym/--w-asym", help="Zero points in the middle, or fitted.")]
-CalibDataset = Annotated[
-    str, typer.Option(rich_help_panel=_CALIBRATION, help="builtin, or a Hugging Face data set (needs `datasets`).")
-]
-CalibData = Annotated[
-    Path | None, typer.Option(rich_help_panel=_CALIBRATION, help="A .txt or .jsonl file of your own instead.")
-]
-CalibSamples = Annotated[int, typer.Option(rich_help_panel=_CALIBRATION, help="Sequences.")]
-CalibSeqlen = Annotated[int, typer.Option(rich_help_panel=_CALIBRATION, help="Tokens of each.")]
-BatchSize = Annotated[
-    int, typer.Option(rich_help_panel=_CALIBRATION, help="Sequences at once: memory and speed, not the result.")
-]
 
 
-def grid(bits: int, group_size: int, symmetric: bool, format: str, *, float_offset: bool = False) -> Grid:
-    """The grid of the options; version 1 of GPTQ has no place for a zero point of 0."""
-    from turbojax.lite.grid import Grid
+@dataclass(frozen=True)
+class GridOptions:
+    """Where rounded weights may lie."""
 
-    return Grid(bits, group_size, symmetric, float_offset, min_zero=1 if format == "gptq" else 0)
+    w_bits: Annotated[int, typer.Option(help="Bits of a weight, 4 or 8.")] = 4
+    w_group_size: Annotated[int, typer.Option(help="Inputs that share a scale: 32, 64 or 128.")] = 128
+    w_sym: Annotated[bool, typer.Option("--w-sym/--w-asym", help="Zero points in the middle, or fitted.")] = False
+
+    def config(self, format: str, *, float_offset: bool = False) -> Grid:
+        """The grid of the options; version 1 of GPTQ has no place for a zero point of 0."""
+        from turbojax.lite.grid import Grid
+
+        min_zero = 1 if format == "gptq" else 0
+        return Grid(self.w_bits, self.w_group_size, self.w_sym, float_offset, min_zero=min_zero)
 
 
-def calibration(dataset: str, data: Path | None, samples: int, seqlen: int, batch_size: int) -> Calibration:
-    """The calibration of the options."""
-    from turbojax.lite.calibration import Calibration
+@dataclass(frozen=True)
+class CalibrationOptions:
+    """The text that activations are measured on."""
 
-    return Calibration(dataset, data, samples, seqlen, batch_size)
+    calib_dataset: Annotated[
+        str, typer.Option(rich_help_panel=_CALIBRATION, help="builtin, or a Hugging Face data set (needs `datasets`).")
+    ] = "builtin"
+    calib_data: Annotated[
+        Path | None, typer.Option(rich_help_panel=_CALIBRATION, help="A .txt or .jsonl file of your own instead.")
+    ] = None
+    calib_samples: Annotated[int, typer.Option(rich_help_panel=_CALIBRATION, help="Sequences.")] = 32
+    calib_seqlen: Annotated[int, typer.Option(rich_help_panel=_CALIBRATION, help="Tokens of each.")] = 512
+    batch_size: Annotated[
+        int, typer.Option(rich_help_panel=_CALIBRATION, help="Sequences at once: memory and speed, not the result.")
+    ] = 4
+
+    def config(self) -> Calibration:
+        from turbojax.lite.calibration import Calibration
+
+        return Calibration(**vars(self))
 
 
 def run(model: str | None, work_dir: Path, format: str, method: Method, calibration: Calibration | None = None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -155,6 +156,58 @@ def response_format(
     if len(given) > 1:
         raise typer.BadParameter("give one of --json-schema, --regex and --choice")
     return next(({"type": kind, kind: value} for kind, value in given.items()), None)
+
+
+@dataclass(frozen=True)
+class Generation:
+    """How an answer is generated. Any option of sampling turns it on."""
+
+    max_new_tokens: MaxNewTokens = None
+    temperature: Temperature = None
+    top_p: TopP = None
+    top_k: TopK = None
+    min_p: MinP = None
+    seed: Seed = None
+    repetition_penalty: RepetitionPenalty = None
+    presence_penalty: PresencePenalty = None
+    frequency_penalty: FrequencyPenalty = None
+    stop: Stop = None
+    bad_word: BadWord = None
+    json_schema: JsonSchema = None
+    regex: Regex = None
+    choice: Choice = None
+
+    def config(self) -> GenerationConfig:
+        """
+        Raises:
+            ConfigError: a value is out of range.
+            typer.BadParameter: more than one form of the answer.
+        """
+        return generation_config(
+            max_new_tokens=self.max_new_tokens, temperature=self.temperature, top_p=self.top_p, top_k=self.top_k,
+            min_p=self.min_p, random_seed=self.seed, repetition_penalty=self.repetition_penalty,
+            presence_penalty=self.presence_penalty, frequency_penalty=self.frequency_penalty, stop_words=self.stop,
+            bad_words=self.bad_word, response_format=response_format(self.json_schema, self.regex, self.choice),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What an engine computes with, and on how much."""
+
+    dtype: Dtype = None
+    model_format: ModelFormat = None
+    session_len: SessionLen = None
+    quant_policy: QuantPolicy = None
+    cache_max_entry_count: CacheMaxEntryCount = None
+
+    def config(self, **more: Any) -> EngineConfig:
+        """With other fields; those that are None keep their default.
+
+        Raises:
+            ConfigError: a value is out of range.
+        """
+        return engine_config(**dataclasses.asdict(self), **more)
 
 
 def generation_config(base: GenerationConfig | None = None, **fields: Any) -> GenerationConfig:
