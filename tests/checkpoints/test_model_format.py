@@ -8,7 +8,7 @@ import pytest
 from checkpoints import MODEL_FORMATS, ConfigError, DenseFormat, UnsupportedFormatError, open_checkpoint
 from tests.checkpoints import layouts
 from tests.checkpoints.layouts import folder, of
-from tests.checkpoints.test_affine_formats import ARRAYS, AWQ_32, GROUP, IN_AWQ, IN_GPTQ, linear
+from tests.checkpoints.samples import ARRAYS, AWQ_32, GROUP, IN_AWQ, IN_GPTQ, linear
 from turbojax.configs import EngineConfig
 from turbojax.errors import ConfigError as FieldError
 
