@@ -26,6 +26,9 @@ from turbojax.sharding import HERE, Placement
 JOIN, JOIN_RULES, COPY_PAGES = "join", "join_rules", "copy_pages"  # buckets.NUM_OTHER_PROGRAMS
 # XLA compiles a program on one thread for most of its time; more threads than this only compete for memory.
 MAX_COMPILE_THREADS = 16
+# Sums of shards run in the stream that computes, since nothing is left to compute beside them: in a stream of their own
+# they wait for two events each (Llama-3.1-8B over two H200s: 2.66 -> 2.46 ms a step at batch 1, 6.13 -> 5.96 at 64).
+OPTIONS_OF_SHARDS = {"xla_gpu_disable_async_collectives": "ALLREDUCE,ALLGATHER"}
 
 
 class Executables:
@@ -72,7 +75,8 @@ class Executables:
             metrics.num_traces += 1
             return spread(*args, **kwargs)
 
-        return jax.jit(traced, donate_argnames="state", **options)
+        in_line = OPTIONS_OF_SHARDS if backend.on_gpu() and self.placement.num_shards > 1 else None
+        return jax.jit(traced, donate_argnames="state", compiler_options=in_line, **options)
 
     # -- programs -----------------------------------------------------------------------------------------
 
