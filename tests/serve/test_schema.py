@@ -1,13 +1,12 @@
-"""The server does what its OpenAPI document says: examples made from the document, right and wrong, by schemathesis."""
+"""The server does what its OpenAPI document says."""
 
 from __future__ import annotations
 
 import pytest
 import schemathesis
-from hypothesis import HealthCheck, given, settings
 from schemathesis import GenerationMode
-from schemathesis.specs.openapi.checks import positive_data_acceptance
 
+from tests.serve.documented import check_operation
 from tests.serve.harness import MODEL_NAME, fake_pipeline, serving_pipe
 
 OPERATIONS = [
@@ -21,7 +20,6 @@ OPERATIONS = [
 ]
 # Nothing of a GET can be wrong but the model's name, which is then another one.
 CASES = [(*one, mode) for one in OPERATIONS for mode in GenerationMode if one[0] == "POST" or mode.is_positive]
-BOUNDED = settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 
 
 @pytest.fixture(scope="module")
@@ -45,15 +43,7 @@ def with_small_answers(context, body):
 
 @pytest.mark.parametrize(("method", "path", "mode"), CASES)
 def test_every_answer_is_as_the_document_says(document, method, path, mode):
-    operation = document[path][method]
-
-    @BOUNDED
-    @given(case=operation.as_strategy(generation_mode=mode))
-    def ask(case):
-        # What a request may ask depends on model and engine too, which no schema can say.
-        case.call_and_validate(excluded_checks=[positive_data_acceptance])
-
-    ask()
+    check_operation(document, method, path, mode)
 
 
 def test_the_document_names_every_route_and_what_it_refuses(document):

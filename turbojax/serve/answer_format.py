@@ -68,15 +68,9 @@ def answer_format(
         return None if content is None else dict(content)
     writer = _Writer(tokenizer, callable_tools)
     thought = writer.thought(TAGS[styles.reasoning], is_open=bool(is_open)) if styles.reasoning and may_think else ""
-    if is_forced(choice):
-        is_one = choice != "required" or not parallel_tool_calls or styles.tool in STYLES_OF_ONE_CALL
-        body = writer.calls(styles.tool, 1 if is_one else MAX_FORCED_CALLS)
-    elif content is None:
-        body = writer.text_and_calls(styles.tool)
-    else:
-        body = writer.content(content)
-        if callable_tools:
-            body = f"({body} | {writer.calls(styles.tool, MAX_FORCED_CALLS, is_beside_json=True)})"
+    is_one = choice != "required" or not parallel_tool_calls or styles.tool in STYLES_OF_ONE_CALL
+    most_calls = 0 if not is_forced(choice) else 1 if is_one else MAX_FORCED_CALLS
+    body = writer.answer(content, styles.tool, most_calls)
     return {"type": "grammar", "grammar": "\n".join([f"start: {thought}{body}", *writer.rules])}
 
 
@@ -128,6 +122,16 @@ class _Writer:
         opening, closing = tags
         self.rules += [r"SPACE: /[ \t\n]{0,8}/", f"think: {self._through(closing, 'thought')} SPACE"]
         return "think " if is_open else f"({self._tag(opening)} think)? "
+
+    def answer(self, content: Form | None, style: str | None, most_calls: int) -> str:
+        """What comes behind the reasoning: `most_calls` where they are forced (else 0), or content and calls."""
+        if most_calls:
+            return self.calls(style, most_calls)
+        if content is None:
+            return self.text_and_calls(style)
+        if not self._tools:
+            return self.content(content)
+        return f"({self.content(content)} | {self.calls(style, MAX_FORCED_CALLS, is_beside_json=True)})"
 
     def content(self, form: Form) -> str:
         kind = form["type"]

@@ -1,11 +1,10 @@
-"""Files and batches do what the server's OpenAPI document says: examples made from it, by schemathesis."""
+"""Files and batches do what the server's OpenAPI document says."""
 
 import pytest
 import schemathesis
-from hypothesis import HealthCheck, given, settings
 from schemathesis import GenerationMode
-from schemathesis.specs.openapi.checks import positive_data_acceptance
 
+from tests.serve.documented import check_operation
 from tests.serve.harness import fake_pipeline, serving_pipe
 from turbojax.serve.settings import ServeConfig
 
@@ -22,7 +21,6 @@ OPERATIONS = [
 ]
 # An id cannot be wrong in its form: it is another one's.
 CASES = [(*one, mode) for one in OPERATIONS for mode in GenerationMode if mode.is_positive or "{" not in one[1]]
-BOUNDED = settings(max_examples=10, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 
 
 @pytest.fixture(scope="module")
@@ -34,13 +32,5 @@ def document(tmp_path_factory):
 
 @pytest.mark.parametrize(("method", "path", "mode"), CASES)
 def test_every_answer_is_as_the_document_says(document, method, path, mode):
-    operation = document[path][method]
-
-    @BOUNDED
-    @given(case=operation.as_strategy(generation_mode=mode))
-    def ask(case):
-        # Which files there are, no schema can say.
-        case.call_and_validate(excluded_checks=[positive_data_acceptance])
-
-    ask()
+    check_operation(document, method, path, mode, max_examples=10)
     assert "422" not in document.raw_schema["paths"][path][method.lower()]["responses"], "an error has one form"
