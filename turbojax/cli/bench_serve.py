@@ -81,14 +81,10 @@ class Load:
         return f"{self.input_len if self.prompts is None else self.prompts.stem}/{self.output_len}"
 
 
-@grouped
-def serve(
-    load: Load,
-    base_url: Annotated[str, typer.Option(help="With its /v1.")] = "http://127.0.0.1:23333/v1",
-    model: Annotated[
-        str | None, typer.Option("--model", "-m", help="What the server calls it; by default its first one.")
-    ] = None,
-    endpoint: Annotated[str, typer.Option(help="chat or completions.")] = "chat",
+@dataclass(frozen=True)
+class Sampling:
+    """Fields of every request."""
+
     ignore_eos: Annotated[
         bool,
         typer.Option(
@@ -96,20 +92,41 @@ def serve(
             rich_help_panel=_SAMPLING,
             help="Every answer has its full length; a field that not every server knows.",
         ),
-    ] = True,
-    temperature: options.Temperature = None,
-    top_p: options.TopP = None,
-    api_key: Annotated[str | None, typer.Option(help="By default OPENAI_API_KEY, where it is set.")] = None,
+    ] = True
+    temperature: options.Temperature = None
+    top_p: options.TopP = None
+
+    def fields(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if value is not None and value is not False}
+
+
+@dataclass(frozen=True)
+class Results:
+    """Where they go."""
+
     label: Annotated[
         str | None, typer.Option(rich_help_panel=_RESULTS, help="Name of the case; by default what was asked for.")
-    ] = None,
+    ] = None
     json: Annotated[
         Path | None,
         typer.Option(dir_okay=False, rich_help_panel=_RESULTS, help="A JSON file: rows of the same case are replaced."),
-    ] = None,
+    ] = None
     plot: Annotated[
         Path | None, typer.Option(dir_okay=False, rich_help_panel=_RESULTS, help="A PNG file: the distributions.")
+    ] = None
+
+
+@grouped
+def serve(
+    load: Load,
+    sampling: Sampling,
+    results: Results,
+    base_url: Annotated[str, typer.Option(help="With its /v1.")] = "http://127.0.0.1:23333/v1",
+    model: Annotated[
+        str | None, typer.Option("--model", "-m", help="What the server calls it; by default its first one.")
     ] = None,
+    endpoint: Annotated[str, typer.Option(help="chat or completions.")] = "chat",
+    api_key: Annotated[str | None, typer.Option(help="By default OPENAI_API_KEY, where it is set.")] = None,
 ) -> None:
     """Send requests to an OpenAI endpoint and time its answers: first token, each further one, the whole."""
     try:
@@ -123,15 +140,14 @@ def serve(
     is_chat, url = endpoint == "chat", base_url.rstrip("/")
     pace, requests = load.pace(), load.made(is_chat=is_chat)
     key = api_key if api_key is not None else os.environ.get("OPENAI_API_KEY")
-    given = {"temperature": temperature, "top_p": top_p, "ignore_eos": True if ignore_eos else None}
-    fields: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     name = model or asyncio.run(driver.find_model(url, key))
+    case = results.label or f"{name} serve {endpoint} {load.lengths()} {pace.name}"
     console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
+    report = driver.Report(console, results.json, results.plot)
     with counted(len(requests)) as on_finish:
         driver.run(
-            Endpoint(url, name, is_chat, key, fields), requests, pace, driver.Report(console, json, plot),
-            case=label or f"{name} serve {endpoint} {load.lengths()} {pace.name}", command=command_line(sys.argv[1:]),
-            on_finish=on_finish,
+            Endpoint(url, name, is_chat, key, sampling.fields()), requests, pace, report, case=case,
+            command=command_line(sys.argv[1:]), on_finish=on_finish,
         )  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from turbojax.configs import GenerationConfig
 def generate(
     generation: options.Generation,
     engine: options.Engine,
+    processes: options.Processes,
     prompt: Annotated[str | None, typer.Argument(help="What to answer.", show_default=False)] = None,
     input: Annotated[
         Path | None, typer.Option("--input", exists=True, dir_okay=False, help="A JSONL file of prompts.")
@@ -40,9 +41,6 @@ def generate(
     max_batch_size: options.MaxBatchSize = None,
     tp: options.Tp = None,
     dp: options.Dp = None,
-    coordinator_address: options.CoordinatorAddress = None,
-    num_processes: options.NumProcesses = None,
-    process_id: options.ProcessId = None,
 ) -> None:
     """Answer a prompt, or every line of a file.
 
@@ -60,8 +58,7 @@ def generate(
         raise typer.BadParameter("give a prompt, --input or --openai-batch")
     if (input is None) != (output is None):
         raise typer.BadParameter("--input and --output go together")
-    cluster = options.cluster(coordinator_address, num_processes, process_id)
-    config = engine.config(max_batch_size=max_batch_size, tp=tp, dp=dp, cluster=cluster)
+    config = engine.config(max_batch_size=max_batch_size, tp=tp, dp=dp, cluster=processes.cluster())
     gen_config = generation.config()
     if input is not None or openai_batch is not None:
         # On a GPU a run of many lines should not stop to compile in the middle.

@@ -108,30 +108,34 @@ Tp = Annotated[int | None, typer.Option("--tp", rich_help_panel=_ENGINE, help="D
 Dp = Annotated[
     int | None, typer.Option("--dp", rich_help_panel=_ENGINE, help="Engines side by side, of tp devices each.")
 ]
-CoordinatorAddress = Annotated[
-    str | None,
-    typer.Option(
-        metavar="HOST:PORT",
-        rich_help_panel=_PROCESSES,
-        help="The first process, where Slurm, Open MPI or Kubernetes do not say; the next port is used too.",
-    ),
-]
-NumProcesses = Annotated[
-    int | None,
-    typer.Option(
-        rich_help_panel=_PROCESSES,
-        help="Processes that run the same command and one engine together. They share TURBOJAX_CLUSTER_TOKEN.",
-    ),
-]
-ProcessId = Annotated[
-    int | None, typer.Option(rich_help_panel=_PROCESSES, help="Which of them this one is, from 0, if nobody says.")
-]
 
 
-def cluster(address: str | None, num_processes: int | None, process_id: int | None) -> ClusterConfig | None:
-    """Several processes, where any of these is given; what is left open is detected."""
-    given = address, num_processes, process_id
-    return None if given == (None, None, None) else ClusterConfig(*given)
+@dataclass(frozen=True)
+class Processes:
+    """Of one engine; what is left open is detected where any of these is given."""
+
+    coordinator_address: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            rich_help_panel=_PROCESSES,
+            help="The first process, where Slurm, Open MPI or Kubernetes do not say; the next port is used too.",
+        ),
+    ] = None
+    num_processes: Annotated[
+        int | None,
+        typer.Option(
+            rich_help_panel=_PROCESSES,
+            help="Processes that run the same command and one engine together. They share TURBOJAX_CLUSTER_TOKEN.",
+        ),
+    ] = None
+    process_id: Annotated[
+        int | None, typer.Option(rich_help_panel=_PROCESSES, help="Which of them this one is, from 0, if nobody says.")
+    ] = None
+
+    def cluster(self) -> ClusterConfig | None:
+        """None where the process is alone."""
+        return None if self == Processes() else ClusterConfig(**vars(self))
 
 
 def engine_config(**fields: Any) -> EngineConfig:

@@ -12,6 +12,7 @@ import typer
 from turbojax.chat_template import read_chat_template
 from turbojax.cli import options, serve_log, session
 from turbojax.cli import serve_options as of
+from turbojax.cli.grouped import grouped
 from turbojax.cli.serve_proxy import proxy
 from turbojax.configs import EngineConfig
 from turbojax.errors import MissingExtraError
@@ -23,7 +24,9 @@ serve.command()(proxy)
 
 
 @serve.command("api_server")
+@grouped
 def api_server(
+    processes: options.Processes,
     model: Annotated[
         str | None,
         typer.Argument(help="A folder, a .gguf file or a Hugging Face repo id; default: SmolLM2-135M-Instruct."),
@@ -43,9 +46,6 @@ def api_server(
     max_queue_len: of.MaxQueueLen = None,
     tp: options.Tp = None,
     dp: options.Dp = None,
-    coordinator_address: options.CoordinatorAddress = None,
-    num_processes: options.NumProcesses = None,
-    process_id: options.ProcessId = None,
     chat_template: of.ChatTemplate = None,
     tool_call_parser: of.ToolCallParser = None,
     reasoning_parser: of.ReasoningParser = None,
@@ -76,7 +76,7 @@ def api_server(
 
     Beside it there are /health, /metrics and a page at /. A first SIGTERM lets the requests that run end.
     """
-    cluster = options.cluster(coordinator_address, num_processes, process_id)
+    cluster = processes.cluster()
     given = {name: value for name, value in locals().items() if value is not None and value != []}
     # Which steps a server will run is not known: where compiling is slow, all of them come before the first request.
     engine = dataclasses.replace(of.config_of(EngineConfig, given), compile_ahead=None)
