@@ -17,9 +17,9 @@ ANYTHING = {"type": "regex_schema", "regex_schema": r"(?s:.*)"}
 @pytest.fixture(scope="module")
 def pipe(smollm2):
     pytest.importorskip("llguidance")
-    # Few programs: one size of prompts, one of decode steps, and both in two halves alone.
+    # Few programs, which the server of tests/serve/test_smollm2.py has, too.
     small = EngineConfig(
-        dtype="float32", session_len=128, max_batch_size=1, max_prefill_token_num=64, num_decode_steps=1
+        dtype="float32", session_len=192, max_batch_size=1, max_prefill_token_num=64, cache_max_entry_count=13
     )
     with pipeline(smollm2, small) as pipe:
         yield pipe

@@ -17,10 +17,10 @@ ROOT = Path(__file__).parents[2]
 EXPECTED = ROOT.parent / "shared" / "smollm2" / "expected.json"
 MODEL = "SmolLM2-135M-Instruct"
 READY_S = 300  # on a machine that does much beside
-# Few and small programs: each takes seconds to compile.
+# Few and small programs, since each takes seconds to compile; the same as in tests/pipeline/test_smollm2.py.
 OPTIONS = (
     "--server-port", "0", "--dtype", "float32", "--session-len", "192", "--max-batch-size", "1",
-    "--max-prefill-token-num", "64",
+    "--max-prefill-token-num", "64", "--cache-max-entry-count", "13",
 )  # fmt: skip
 # The model's own template knows no tools.
 TOOLS_TEMPLATE = """{% if tools %}<|im_start|>system
