@@ -22,13 +22,14 @@ WAYS = {
     "chunks of a page, few pages": {
         "max_batch_size": 3, "max_prefill_token_num": 16, "cache_max_entry_count": 6, "enable_prefix_caching": False,
     },
-    "cached": {"max_batch_size": 2, "enable_prefix_caching": True},
+    "cached": {"max_batch_size": 4, "enable_prefix_caching": True},  # programs of the batch of four
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=[16, pytest.param(4, marks=pytest.mark.slow)], ids="KV{}".format)
+@pytest.fixture(scope="module")
 def loaded(request, model):
-    return load_model(model, dtype="float32", kv_bits=lambda layer: (request.param, request.param))
+    bits = getattr(request, "param", 16)
+    return load_model(model, dtype="float32", kv_bits=lambda layer: (bits, bits))
 
 
 def run(loaded, prompts, configs, *, times=1, **config):
@@ -47,7 +48,11 @@ def alone(loaded, golden):
     return run(loaded, prompts, configs, max_batch_size=1, enable_prefix_caching=False)[0], configs
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("loaded", "way"),
+    [*((16, way) for way in WAYS), pytest.param(4, "chunks of a page, few pages", marks=pytest.mark.slow)],
+    indirect=["loaded"],
+)
 def test_bits_do_not_depend_on_how_a_request_is_run(loaded, golden, alone, way):
     (prompts, _), (expected, configs) = golden, alone
     options = WAYS[way]
