@@ -177,7 +177,8 @@ class Pipeline:
     async def _astream(
         self, prompts: Prompts, gen_config: GenConfigs, do_preprocess: bool, *, whole: bool = False
     ) -> AsyncGenerator[Response, None]:
-        postbox, outbox = Postbox.here(), Outbox()
+        postbox = Postbox.here()
+        outbox = Outbox(postbox.soon)
         deliver = functools.partial(postbox.post, outbox.put)
         build = functools.partial(
             self._builder.requests, prompts, gen_config, deliver, do_preprocess=do_preprocess, whole=whole

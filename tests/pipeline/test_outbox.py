@@ -34,7 +34,7 @@ def test_an_error_stays_apart_from_the_text_before_it():
 
 def test_what_waits_is_woken_and_what_is_there_does_not_wait():
     async def run():
-        box = Outbox()
+        box = Outbox(asyncio.get_running_loop().call_soon)
         waiting = asyncio.ensure_future(box.take())
         await asyncio.sleep(0)
         assert not waiting.done()
@@ -47,9 +47,26 @@ def test_what_waits_is_woken_and_what_is_there_does_not_wait():
     assert [p.text for p in asyncio.run(run())] == ["ab", "c"]
 
 
+def test_what_comes_before_a_task_has_its_turn_is_one_piece():
+    async def run():
+        turns = []
+        box = Outbox(turns.append)
+        waiting = asyncio.ensure_future(box.take())
+        await asyncio.sleep(0)
+        box.put(piece("a"))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        box.put(piece("b"))
+        (turn,) = turns
+        turn()
+        return await asyncio.wait_for(waiting, 5)
+
+    assert [p.text for p in asyncio.run(run())] == ["ab"]
+
+
 def test_a_wait_that_is_cancelled_loses_nothing():
     async def run():
-        box = Outbox()
+        box = Outbox(asyncio.get_running_loop().call_soon)
         waiting = asyncio.ensure_future(box.take())
         await asyncio.sleep(0)
         waiting.cancel()

@@ -1,13 +1,14 @@
 """Pieces that cross from a thread into an event loop: in order, each once, few wake-ups."""
 
 import asyncio
+import functools
 import gc
 import threading
 import weakref
 
 import pytest
 
-from turbojax.postbox import Postbox
+from turbojax.postbox import CALLS_A_TURN, Postbox
 
 
 def test_what_threads_post_arrives_once_and_in_order():
@@ -45,7 +46,6 @@ def test_pieces_that_come_together_wake_the_loop_once(monkeypatch):
         monkeypatch.setattr(loop, "call_soon_threadsafe", counted)
         for i in range(64):
             postbox.post(box.append, i)
-        assert box == []
         await asyncio.sleep(0)
         assert box == list(range(64))
         postbox.post(box.append, 64)
@@ -54,6 +54,22 @@ def test_pieces_that_come_together_wake_the_loop_once(monkeypatch):
         return num_wakes
 
     assert asyncio.run(run()) == 2
+
+
+def test_calls_are_a_few_a_turn_and_in_order():
+    async def run():
+        postbox, box, num_turns = Postbox.here(), [], 0
+        for i in range(3 * CALLS_A_TURN):
+            postbox.soon(functools.partial(box.append, i))
+        postbox.soon(lambda: postbox.soon(functools.partial(box.append, -1)))
+        while not box or box[-1] != -1:
+            num_before = len(box)
+            await asyncio.sleep(0)
+            num_turns += 1
+            assert len(box) <= num_before + CALLS_A_TURN  # others of the loop have their turns between
+        return box, num_turns
+
+    assert asyncio.run(run()) == ([*range(3 * CALLS_A_TURN), -1], 5)
 
 
 def test_a_closed_loop_refuses_and_is_not_kept():
