@@ -9,9 +9,10 @@ from turbojax.api import pipeline
 from turbojax.configs import EngineConfig, GenerationConfig
 
 pytestmark = pytest.mark.slow
+# One config, whose programs are compiled once: seven pages, in which one sequence of the longest prompt fits.
 SMALL = {
-    "max_batch_size": 2, "max_prefill_token_num": 32, "cache_block_seq_len": 16, "session_len": 128,
-    "num_decode_steps": 1,
+    "max_batch_size": 2, "max_prefill_token_num": 64, "cache_block_seq_len": 8, "session_len": 128,
+    "num_decode_steps": 1, "cache_max_entry_count": 8,
 }  # fmt: skip
 GREEDY = GenerationConfig(max_new_tokens=16, ignore_eos=True)
 
@@ -28,8 +29,7 @@ def golden(goldens):
 def test_preempted_and_cached_requests_give_the_recorded_tokens(goldens, golden):
     """Two sequences grow from 3 pages each to 4 and 5, in 7 pages; the second call finds pages of the first."""
     prompts, want = ([found[i] for i in (0, -1)] for found in golden)
-    config = SMALL | {"cache_block_seq_len": 8, "max_prefill_token_num": 64, "cache_max_entry_count": 8}
-    with pipeline(goldens / "llama_plain", EngineConfig(**config, tp=2)) as pipe:
+    with pipeline(goldens / "llama_plain", EngineConfig(**SMALL, tp=2)) as pipe:
         assert [r.token_ids for r in pipe(prompts, GREEDY)] == want
         assert pipe.metrics.num_preemptions > 0
         cached = pipe.metrics.num_cached_tokens
@@ -45,7 +45,7 @@ def test_a_seed_and_rules_give_what_one_device_gives(goldens, golden):
     ruled = GenerationConfig(do_sample=True, random_seed=4, repetition_penalty=1.2, logprobs=2, max_new_tokens=8)
     found = []
     for tp in (1, 2):
-        with pipeline(goldens / "llama_plain", EngineConfig(**SMALL, tp=tp, cache_max_entry_count=20)) as pipe:
+        with pipeline(goldens / "llama_plain", EngineConfig(**SMALL, tp=tp)) as pipe:
             found.append([pipe(prompts[0], plain), pipe(prompts[1], ruled)])
     assert [r.token_ids for r in found[0]] == [r.token_ids for r in found[1]]
     for one, two in zip(*(answers[1].logprobs for answers in found), strict=True):
@@ -55,10 +55,10 @@ def test_a_seed_and_rules_give_what_one_device_gives(goldens, golden):
 
 def test_replicas_share_the_work(goldens, golden):
     prompts, want = golden
-    with pipeline(goldens / "llama_plain", EngineConfig(**SMALL, tp=2, dp=2, cache_max_entry_count=20)) as pipe:
+    with pipeline(goldens / "llama_plain", EngineConfig(**SMALL, tp=2, dp=2)) as pipe:
         assert pipe.max_batch_size == 4
         assert [r.token_ids for r in pipe(prompts, GREEDY)] == want
         each = [scheduler.metrics.num_finished_requests for scheduler in pipe._schedulers]
         assert sorted(each) == [2, 3]
         assert pipe.metrics.num_finished_requests == 5
-        assert pipe.status.num_pages == 2 * 19
+        assert pipe.status.num_pages == 2 * 7
