@@ -48,6 +48,7 @@ def test_prompt_and_continuation_logprobs(smol, expected):
         np.testing.assert_allclose(got, want, atol=LOGPROB_ATOL, rtol=0, err_msg=prompt["id"])
 
 
+@pytest.mark.long
 def test_greedy_continuations_up_to_near_ties(smol, expected):
     """The short prompts decode together, each in a slot of its own; a longer one alone.
 

@@ -17,7 +17,7 @@ from turbojax.models.model import load_model
 
 SHARED = Path(__file__).parents[3] / "shared"
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.long,
     pytest.mark.skipif(not (SHARED / "smollm2").is_dir(), reason=f"the recorded losses are not at {SHARED}/smollm2"),
 ]
 

@@ -75,7 +75,7 @@ def test_few_programs_do_for_all_steps(loaded):
     assert limits.num_decode_steps == 1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_smollm2_alone_and_in_company(smollm2):
     """4-bit and 8-bit codes, KV8: tiles that prompts share, against tiles of their own."""
     smol = load_model(smollm2, dtype="float32", kv_bits=(8, 8))

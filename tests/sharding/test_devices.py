@@ -29,7 +29,7 @@ def test_on_eight_devices(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["equality", "engine"])
+@pytest.mark.parametrize("name", [pytest.param("equality", marks=pytest.mark.long), "engine"])
 def test_on_eight_devices_at_length(name):
     run_cases(name, "slow and not gpu")
 
