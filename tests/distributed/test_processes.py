@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 
 from tests.distributed.harness import TOKEN, free_port
+from tests.distributed.worker import GREEDY, PROMPTS
 from tests.serve.harness import SMALL, write_model
 from tests.sharding.harness import write_native
+from turbojax.api import pipeline
+from turbojax.configs import EngineConfig
 from turbojax.distributed.places import TOKEN_VARIABLE
 
 pytestmark = pytest.mark.slow
@@ -49,12 +52,15 @@ def ends(processes):
             process.communicate()
 
 
+def answers(folder):
+    """What one process on one device answers."""
+    with pipeline(folder, EngineConfig(**SMALL)) as pipe:
+        return [response.token_ids for response in pipe(PROMPTS, GREEDY)]
+
+
 @pytest.fixture(scope="module")
 def alone(folder):
-    """What one process on one device answers."""
-    [(out, err, status)] = ends([start(folder, {"engine": SMALL})])
-    assert status == 0, err
-    return json.loads(out)["token_ids"]
+    return answers(folder)
 
 
 def test_two_processes_answer_as_one(folder, alone):
@@ -67,11 +73,9 @@ def test_two_processes_answer_as_one(folder, alone):
 
 def test_processes_restore_their_slices_of_a_native_checkpoint(tmp_path):
     write_native(tmp_path / "native", "w4-awq")
-    [(want, err, status)] = ends([start(tmp_path / "native", {"engine": SMALL})])
-    assert status == 0, err
     (out, err, status), (_, other_err, other_status) = ends(start_all(tmp_path / "native", 2))
     assert (status, other_status) == (0, 0), err + other_err
-    assert json.loads(out.splitlines()[-1])["token_ids"] == json.loads(want)["token_ids"]
+    assert json.loads(out.splitlines()[-1])["token_ids"] == answers(tmp_path / "native")
 
 
 def test_a_process_that_is_killed_ends_the_job_with_its_name(folder):
