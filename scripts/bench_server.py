@@ -3,15 +3,17 @@
     python scripts/bench_server.py [--rounds 5] [--output benchmarks/results/server.json]
 
 Rates are those while all streams are under way. Rounds take turns, engine then server, so that both see the same
-machine; the ratio is the median of theirs. The client is another process on the same cores. From token to socket: from
-the moment that a step's tokens are on the host until their event was handed to the kernel, of one more round whose
-watching costs a little itself.
+machine; the ratio is the median of theirs, by the clock and by the processor time of a token, which other work changes
+less; the load average, before and behind, says how much of that there was. The client is another process on the same
+cores. From token to socket: from the moment that a step's tokens are on the host until their event was handed to the
+kernel, of one more round whose watching costs a little itself.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -111,6 +113,7 @@ def steady_rate(streams: list[Events]) -> float:
 
 def measure(num_streams: int, num_tokens: int, num_rounds: int, **engine: Any) -> list[dict[str, Any]]:
     """Rows of results."""
+    load_before = os.getloadavg()[0]
     with open_pipeline(max_batch_size=num_streams, **engine) as pipe, serving(pipe) as (url, _):
         engine_round(pipe, num_streams, num_tokens), server_round(url, num_streams, num_tokens)
         num_compiled = pipe.metrics.num_compilations
@@ -123,12 +126,13 @@ def measure(num_streams: int, num_tokens: int, num_rounds: int, **engine: Any) -
             server_round(url, num_streams, num_tokens)
     ratios = [http["tokens_per_s"] / direct["tokens_per_s"] for direct, http in pairs]
     rows = [summary("engine", [direct for direct, _ in pairs]), summary("server", [http for _, http in pairs])]
-    rows.append(
-        {"case": "server over engine", "value": statistics.median(ratios), "unit": "ratio", "of_rounds": sorted(ratios)}
-    )
+    by_cpu = statistics.median(direct["cpu_us_per_token"] / http["cpu_us_per_token"] for direct, http in pairs)
+    by_clock = {"value": statistics.median(ratios), "unit": "ratio", "of_rounds": sorted(ratios)}
+    rows.append({"case": "server over engine", **by_clock, "by_processor_time": by_cpu})
     p50, p95, p99 = np.percentile(times.milliseconds, (50, 95, 99)).tolist()
     rows.append({"case": "token to socket", "value": p50, "unit": "ms", "p95": p95, "p99": p99})
     shape = {"streams": num_streams, "tokens_each": num_tokens, "decode_steps_a_call": engine["num_decode_steps"]}
+    shape["load_average"] = [load_before, os.getloadavg()[0]]
     name = f", {engine['num_decode_steps']} tokens a call"
     return [{**row, "case": row["case"] + name, **shape} for row in rows]
 

@@ -103,7 +103,7 @@ def tokenizer_of(pipe: Pipeline, config: ServeConfig) -> Tokenizer | None:
     return pipe.tokenizer.with_chat_template(read_chat_template(config.chat_template))
 
 
-def service_of(request: Request) -> Service:
-    """The service of the app that a request came to; routes depend on it."""
+async def service_of(request: Request) -> Service:
+    """The service of the app that a request came to; routes depend on it. (Not async, it would cost a thread each.)"""
     service: Service = request.app.state.service
     return service
