@@ -146,6 +146,7 @@ def limits_of(config: EngineConfig, spec: ModelSpec) -> tuple[SchedulerConfig, B
         max_queue_len=config.max_queue_len,
         max_multi_step_slots=max(buckets.multi_step_slots, default=0),
         max_multi_step_pages=buckets.narrow_table_len,
+        most_beside=buckets.most_beside,
     )
     return limits, buckets
 

@@ -42,8 +42,8 @@ class EngineConfig:
         kv_policy: (bits of K, bits of V) of every layer; excludes the three fields above.
         kv_hadamard: multiply queries and keys by a Hadamard matrix in the layers whose K has 4 bits: attention is the
             same, and K loses less than half as much. None is as the checkpoint's own policy says, else False.
-        max_prefill_token_num: most prompt tokens that one step computes; longer prompts go in chunks. None is 8192 on
-            a GPU and 2048 elsewhere.
+        max_prefill_token_num: most prompt tokens that one step computes; longer prompts go in chunks. Sequences that
+            decode in that step take theirs from it, up to a half. None is 8192 on a GPU and 2048 elsewhere.
         max_queue_len: most requests that the engine holds beyond those that run at once; more are refused with
             QueueFullError. None is any number.
         enable_prefix_caching: keep the pages of what was computed, prompts and generated tokens, for requests that

@@ -111,7 +111,7 @@ class Executables:
 
     def keys(self) -> list[Hashable]:
         """Every program that there can be; the largest step first, since it takes longest to compile."""
-        shapes = sorted(self.buckets.all_shapes(), key=lambda s: (s.num_prefill_tokens, s.num_decode_slots))
+        shapes = sorted(self.buckets.all_shapes(), key=lambda s: (s.num_rows, s.num_decode_slots))
         return [*reversed(shapes), *self.buckets.all_picks(), JOIN, JOIN_RULES, COPY_PAGES]
 
     def _program(self, key: Hashable) -> Any:

@@ -100,9 +100,13 @@ def test_buckets_cover_every_step_and_are_few(limits):
     slots, tokens = limits["max_batch_size"], limits["max_prefill_tokens"]
     used = set()
     for decode in {0, 1, 2, 17, 64, 65, slots - 1, slots}:
-        for num_tokens in {0, 1, 31, 33, 129, tokens}:
+        most = next((most for size, most in buckets.most_beside if size >= decode), tokens)
+        assert tokens / 2 <= most <= tokens
+        for num_tokens in {0, 1, 31, 33, 129, most, tokens}:
             for chunks in {0} if num_tokens == 0 else {1, 2, buckets.max_chunks}:
-                if not 0 < decode + chunks <= slots or chunks > num_tokens or num_tokens > tokens:
+                if not 0 < decode + chunks <= slots or not chunks <= num_tokens <= tokens:
+                    continue
+                if num_tokens > most and (decode or chunks > 1):
                     continue
                 for steps in {1} if chunks or decode > buckets.multi_step_slots[-1] else {1, num_steps}:
                     for num_pages in (1, buckets.narrow_table_len or 9, (buckets.narrow_table_len or 9) + 1):

@@ -183,7 +183,7 @@ def test_prompt_logprobs_logits_and_hidden_states_of_chunks(runner, loaded, gold
     prefill(beside)
     wanted = {"num_prompt_logprobs": 2, "output_logits": True, "output_hidden": True}
     parts = []
-    for start, end in ((0, 32), (32, 40)):
+    for start, end in ((0, 16), (16, 40)):
         joins = [] if start else [driver]
         result = step(runner, joins=joins, decode=[beside], chunks=[driver.chunk(start, end, **wanted)])
         parts.append(result.prompt_outputs[0])

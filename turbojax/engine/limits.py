@@ -14,13 +14,15 @@ class SchedulerConfig:
     Attributes:
         num_slots: sequences that run at once.
         session_len: most tokens of a sequence.
-        max_prefill_tokens: prompt tokens of one step, all chunks together; decode rows come on top.
+        max_prefill_tokens: prompt tokens of one step.
         max_chunks: prefill chunks of one step.
         num_decode_steps: tokens per call while nothing waits or prefills.
         max_multi_step_slots: most decoding slots of such a call; None is all of them. A step of more takes longer
             than the host needs for the next one.
         max_multi_step_pages: most pages of any of them; None is all.
         max_queue_len: requests that the engine takes beyond those that run at once; None is any number.
+        most_beside: (decode slots, prompt tokens), most slots last: what a step of several chunks or with decode slots
+            can hold of prompts, by its decode slots; empty is `max_prefill_tokens`.
     """
 
     num_slots: int
@@ -31,6 +33,11 @@ class SchedulerConfig:
     max_multi_step_slots: int | None = None
     max_multi_step_pages: int | None = None
     max_queue_len: int | None = None
+    most_beside: tuple[tuple[int, int], ...] = ()
+
+    def most_prefill_tokens(self, num_decoding: int) -> int:
+        """Of all chunks of a step with so many decode slots, where it has any or several chunks."""
+        return next((tokens for slots, tokens in self.most_beside if slots >= num_decoding), self.max_prefill_tokens)
 
     def steps_for(self, num_decoding: int, num_pages: int) -> int:
         """Tokens per call of a pure decode step of so many slots, of so many pages at most, while nothing waits."""

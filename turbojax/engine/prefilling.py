@@ -17,12 +17,27 @@ MAX_PASSED_OVER = 16
 
 @dataclass
 class Prefills:
-    """The part of a plan that computes prompts; `budget` tokens of it are left."""
+    """The part of a plan that computes prompts.
 
-    budget: int
+    Attributes:
+        most_of_one, most: tokens of a chunk that is the only one, and of several together.
+    """
+
+    most_of_one: int
+    most: int
+    num_tokens: int = 0
     chunks: list[PrefillChunk] = field(default_factory=list)
     joins: list[SlotJoin] = field(default_factory=list)
     copies: list[PageCopy] = field(default_factory=list)
+
+    @property
+    def budget(self) -> int:
+        """Tokens that the next chunk can have."""
+        return max(0, self.most - self.num_tokens) if self.chunks else self.most_of_one
+
+    def add(self, chunk: PrefillChunk) -> None:
+        self.chunks.append(chunk)
+        self.num_tokens += len(chunk.token_ids)
 
 
 class PrefillPlanner:
@@ -31,9 +46,10 @@ class PrefillPlanner:
     def __init__(self, config: SchedulerConfig, roster: Roster) -> None:
         self._config, self._roster, self._page_len = config, roster, roster.pool.page_len
 
-    def plan(self, prefilling: list[Request], suspect: Request | None) -> Prefills:
+    def plan(self, prefilling: list[Request], suspect: Request | None, num_decoding: int) -> Prefills:
         """The next chunks of requests that are being prefilled, and the first ones of who can join."""
-        part = Prefills(self._config.max_prefill_tokens)
+        most = self._config.most_prefill_tokens(num_decoding)
+        part = Prefills(most if num_decoding else self._config.max_prefill_tokens, most)
         for request in prefilling:
             if request.status is Status.RUNNING and len(part.chunks) < self._config.max_chunks:
                 self._add_chunk(part, request)
@@ -47,8 +63,7 @@ class PrefillPlanner:
         if end - start > part.budget:
             end = (start + part.budget) // self._page_len * self._page_len
         if end > start:
-            part.chunks.append(request.as_chunk(start, end))
-            part.budget -= end - start
+            part.add(request.as_chunk(start, end))
 
     def _admit(self, part: Prefills, suspect: Request | None) -> None:
         """Gives slots and pages to waiting requests, in order, while both and the budget last; adds their chunks.

@@ -115,7 +115,7 @@ class Scheduler:
         ready = [r for r in able if r.is_prefilled] if prefilling else able
         grants: list[PageGrant] = []
         decoding, num_pages = self._plan_decode(ready, num_steps, suspect, grants)
-        part = self._prefills.plan(prefilling, suspect)
+        part = self._prefills.plan(prefilling, suspect, len(decoding))
         is_empty = not decoding and not part.chunks
         plan = StepPlan(
             step_id=next(self._step_ids),
