@@ -11,7 +11,7 @@ import pytest
     [("POST", "/chat/completions", 404), ("GET", "/v1/chat/completions", 405), ("POST", "/v1/completions/", 404)],
 )
 def test_what_is_no_route_is_named(fake_url, method, path, status):
-    answer = httpx.request(method, fake_url + path, json={})
+    answer = httpx.request(method, fake_url + path, json={}, timeout=60)
     error = answer.json()["error"]
     assert (answer.status_code, error["code"]) == (status, "no_such_route")
     assert f"{method} {path}" in error["message"]
@@ -21,7 +21,9 @@ def test_what_is_no_route_is_named(fake_url, method, path, status):
 
 @pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "text/plain", ""])
 def test_a_body_that_does_not_say_that_it_is_json_is_told_how(fake_url, kind):
-    answer = httpx.post(f"{fake_url}/v1/completions", content=b'{"model": "tiny"}', headers={"Content-Type": kind})
+    answer = httpx.post(
+        f"{fake_url}/v1/completions", content=b'{"model": "tiny"}', headers={"Content-Type": kind}, timeout=60
+    )
     error = answer.json()["error"]
     assert (answer.status_code, error["code"]) == (415, "unsupported_media_type")
     assert "Content-Type: application/json" in error["message"]

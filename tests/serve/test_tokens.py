@@ -49,7 +49,11 @@ def test_what_is_wrong_is_named(tiny, path, body, param):
 
 
 def test_a_model_without_a_tokenizer_says_so():
-    with fake_pipeline(tokenizer=None) as pipe, serving_pipe(pipe) as url, httpx.Client(base_url=url) as client:
+    with (
+        fake_pipeline(tokenizer=None) as pipe,
+        serving_pipe(pipe) as url,
+        httpx.Client(base_url=url, timeout=60) as client,
+    ):
         for path, body in {
             "/tokenize": {"prompt": "a"},
             "/detokenize": {"tokens": [1]},

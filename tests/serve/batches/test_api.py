@@ -132,7 +132,7 @@ def test_batches_are_listed_and_cancelled(client):
 
 def test_what_is_no_upload_is_refused_by_field(client):
     def post(**form):
-        response = httpx.post(f"{client.base_url}files", **form)
+        response = httpx.post(f"{client.base_url}files", **form, timeout=60)
         return response.status_code, response.json()["error"]["param"]
 
     good = {"file": ("in.jsonl", b"{}")}
@@ -154,7 +154,7 @@ def test_no_name_of_a_request_is_a_path(client, tmp_path):
     assert not list(tmp_path.parent.glob("**/escape*"))
     for name in ("..%2Fsecret", "%2Fetc%2Fpasswd", "file-%00", "secret", f"{made.id}%2F..%2F..%2Fsecret"):
         for path in (f"files/{name}", f"files/{name}/content", f"batches/{name}"):
-            assert httpx.get(f"{client.base_url}{path}").status_code == 404
+            assert httpx.get(f"{client.base_url}{path}", timeout=60).status_code == 404
 
 
 def test_an_upload_has_a_size_limit(tmp_path, fake_pipe):
@@ -229,7 +229,7 @@ def test_requests_of_batches_come_after_those_that_somebody_waits_for(tmp_path, 
 
 
 def test_the_document_knows_the_routes(fake_url):
-    document = httpx.get(f"{fake_url}/openapi.json").json()
+    document = httpx.get(f"{fake_url}/openapi.json", timeout=60).json()
     form = document["paths"]["/v1/files"]["post"]["requestBody"]["content"]["multipart/form-data"]["schema"]
     assert set(form["required"]) == {"file", "purpose"}
     assert "/v1/batches/{batch_id}/cancel" in document["paths"]

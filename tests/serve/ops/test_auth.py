@@ -103,7 +103,7 @@ def test_a_page_of_another_origin_may_not(client):
 
 
 def test_without_keys_nobody_is_asked_and_without_origins_no_page_may_call(fake_url):
-    with httpx.Client(base_url=fake_url) as client:
+    with httpx.Client(base_url=fake_url, timeout=60) as client:
         answer = client.get("/v1/models", headers={"Origin": ORIGIN})
         assert answer.status_code == 200
         assert "Access-Control-Allow-Origin" not in answer.headers

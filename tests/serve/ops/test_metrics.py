@@ -185,7 +185,7 @@ def test_what_clients_make_up_becomes_no_label():
 
 
 def test_an_engine_that_was_closed_is_down():
-    with gated_pipe() as (pipe, _), serving_service(pipe) as (_, url), httpx.Client(base_url=url) as client:
+    with gated_pipe() as (pipe, _), serving_service(pipe) as (_, url), httpx.Client(base_url=url, timeout=60) as client:
         pipe.close()
         assert read(client)["turbojax_engine_up", frozenset()] == 0
 

@@ -212,9 +212,9 @@ def plain_app(**options) -> FastAPI:
 
 def test_a_background_server_serves_until_it_is_left():
     with background_server(plain_app()) as url:
-        assert httpx.get(f"{url}/hello").json() == "hello"
+        assert httpx.get(f"{url}/hello", timeout=60).json() == "hello"
     with pytest.raises(httpx.ConnectError):
-        httpx.get(f"{url}/hello")
+        httpx.get(f"{url}/hello", timeout=60)
 
 
 def test_ipv6_is_an_address_like_another():
@@ -224,7 +224,7 @@ def test_ipv6_is_an_address_like_another():
     try:
         with background_server(plain_app(), config) as url:
             assert url.startswith("http://[::1]:")
-            assert httpx.get(f"{url}/hello").json() == "hello"
+            assert httpx.get(f"{url}/hello", timeout=60).json() == "hello"
     except ServerError as error:
         pytest.skip(f"no IPv6 here: {error}")
 
@@ -322,9 +322,9 @@ def test_with_a_certificate_the_server_speaks_tls(certificate):
     with background_server(plain_app(), ServeConfig(server_port=0, ssl_certfile=cert, ssl_keyfile=key)) as url:
         assert url.startswith("https://")
         trusted = ssl.create_default_context(cafile=cert)
-        assert httpx.get(f"{url}/hello", verify=trusted).json() == "hello"
+        assert httpx.get(f"{url}/hello", verify=trusted, timeout=60).json() == "hello"
         with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
-            httpx.get(f"{url}/hello")
+            httpx.get(f"{url}/hello", timeout=60)
         assert talk(url, b"GET /hello HTTP/1.1\r\n\r\n").startswith(b"HTTP/") is False
 
 

@@ -17,7 +17,7 @@ def test_a_chat_and_the_figures_of_a_server(open_page, fake_pipe):
     body = {"model": MODEL_NAME, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 9, "temperature": 0}
     with serving_pipe(fake_pipe, ServeConfig(server_port=0, api_keys=("secret-key",))) as url:
         headers = {"Authorization": "Bearer secret-key"}
-        direct = httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers).json()
+        direct = httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers, timeout=60).json()
         page = open_page(url)
         page.get_by_text("The figures need an API key.").wait_for()
         page.get_by_label("API key").fill("secret-key")

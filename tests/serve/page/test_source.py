@@ -10,7 +10,7 @@ from turbojax.serve.page.router import FOLDER, SCRIPTS, page
 
 @pytest.fixture
 def answer(stub_url):
-    return httpx.get(f"{stub_url}/")
+    return httpx.get(f"{stub_url}/", timeout=60)
 
 
 def test_the_page_is_one_document_under_a_policy(answer):
@@ -36,9 +36,9 @@ def test_nothing_in_it_names_another_place(answer):
 
 
 def test_it_is_sent_again_only_when_it_has_changed(stub_url, answer):
-    again = httpx.get(f"{stub_url}/", headers={"If-None-Match": answer.headers["etag"]})
+    again = httpx.get(f"{stub_url}/", headers={"If-None-Match": answer.headers["etag"]}, timeout=60)
     assert (again.status_code, again.content) == (304, b"")
-    other = httpx.get(f"{stub_url}/", headers={"If-None-Match": '"another"'})
+    other = httpx.get(f"{stub_url}/", headers={"If-None-Match": '"another"'}, timeout=60)
     assert other.content == answer.content
 
 

@@ -38,7 +38,7 @@ def test_a_whole_answer_is_the_nodes_own(node):
         assert got.headers["x-request-id"] == "mine-1"
         assert got.headers["content-length"] == "20"
         assert "keep-alive" not in got.headers
-        httpx.post(f"{client.base_url}{CHAT}", content=body, verify=False)  # somebody else
+        httpx.post(f"{client.base_url}{CHAT}", content=body, verify=False, timeout=60)  # somebody else
     first = node.received[0]
     assert (first.method, first.target, first.body) == ("POST", f"{CHAT}?api-version=1%202", body)
     assert first.headers["x-request-id"] == "mine-1"
