@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import shutil
 import tempfile
@@ -56,3 +57,12 @@ def smollm2() -> Path:
         return default_model()
     except TurbojaxError as error:
         pytest.skip(f"the default model cannot be fetched: {error}")
+
+
+@pytest.fixture(autouse=True)
+def what_is_logged_is_of_the_test_alone():
+    """Whatever sets the level of our loggers for a process (`compat.pipeline` does) sets it for its own test."""
+    ours = logging.getLogger("turbojax")
+    level = ours.level
+    yield
+    ours.setLevel(level)
