@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -68,6 +69,11 @@ def chunks(*parts, sink, size=None, num_chunks=None):
 
 def decode_batch(slots, sink):
     return steps.DecodeBatch(jnp.asarray(slots, jnp.int32), jnp.asarray([[sink, 0, 0, 0]], jnp.int32))
+
+
+def clear_margin(tolerance):
+    """The margin of a recorded greedy choice above which 16 bits must choose the same, from a case of the manifest."""
+    return float(re.search(r"gen_margin > ([\d.]+)", tolerance["greedy"]).group(1))
 
 
 def generate(weights, state: EngineState, ids, num_new, *, slot=0, steps_per_call=None, size=None):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pallas_kernels import backend
-from tests.core.harness import all_logits, chunks, decode_batch, fresh, generate_together, score
+from tests.core.harness import all_logits, chunks, clear_margin, decode_batch, fresh, generate_together, score
 from tests.core.test_goldens import dense_cases, prompts_of
 from turbojax.assembly import open_model
 from turbojax.configs import EngineConfig
@@ -45,7 +45,7 @@ def test_goldens_in_bfloat16(goldens, case):
     errors = np.stack([logits[end - 4 : end] - p[2] for end, p in zip(ends, prompts, strict=True)])
     assert np.abs(errors).max() <= tolerance["logits_atol"]
     assert np.sqrt(np.mean(errors**2)) <= tolerance["logits_rms"]
-    clear = float(re.search(r"gen_margin > ([\d.]+)", tolerance["greedy"]).group(1))
+    clear = clear_margin(tolerance)
     for name in ("p17", "p40"):
         ids, new = inputs[f"{name}_ids"], expected[f"{name}_gen_ids"]
         state = fresh(model.spec, num_slots=1, page_len=PAGE_LEN)

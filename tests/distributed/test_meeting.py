@@ -54,7 +54,6 @@ def test_processes_that_differ_all_hear_in_what():
 
 def test_nobody_at_the_coordinator_is_an_error_in_time_with_the_numbers(monkeypatch, caplog):
     monkeypatch.setattr(meeting, "NOTICE_S", 0.0)
-    caplog.set_level("INFO", "turbojax")
     place = places(2, timeout_s=0.3)[1]
     with pytest.raises(CoordinatorUnreachableError, match=rf"process 1 of 2: no leader at 127.0.0.1:{place.port + 1} "):
         join(place, FACTS)
@@ -64,7 +63,6 @@ def test_nobody_at_the_coordinator_is_an_error_in_time_with_the_numbers(monkeypa
 
 def test_processes_that_do_not_come_are_named(monkeypatch, caplog):
     monkeypatch.setattr(meeting, "NOTICE_S", 0.0)
-    caplog.set_level("INFO", "turbojax")
     where = places(4, timeout_s=1.5)
     other = Process(join, where[2], FACTS)
     with pytest.raises(CoordinatorUnreachableError, match=r"2 of 4 processes are here after 1\.5 s: 1, 3 missing"):

@@ -3,6 +3,8 @@ Native checkpoints that divide."""
 
 from __future__ import annotations
 
+import json
+
 import jax
 import numpy as np
 
@@ -31,6 +33,12 @@ def write_native(folder, form):
     model = Model(folder, spec, random_weights(abstract_weights(spec), seed=0), EVEN, {})
     save_model(model, folder)
     return model
+
+
+def case_of(goldens, name):
+    """What the manifest says of a golden checkpoint."""
+    [case] = [c for c in json.loads((goldens / "manifest.json").read_text())["cases"] if c["name"] == name]
+    return case
 
 
 def load(folder, tp, **options):

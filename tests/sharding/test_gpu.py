@@ -1,14 +1,12 @@
 """On two NVIDIA GPUs: shards with the engine's kernels and NCCL against transformers' recorded outputs."""
 
-import json
-import re
-
 import jax
 import numpy as np
 import pytest
 
 from pallas_kernels import backend
-from tests.sharding.harness import generated, logits_of, recorded
+from tests.core.harness import clear_margin
+from tests.sharding.harness import case_of, generated, logits_of, recorded
 from turbojax.api import pipeline
 from turbojax.assembly import open_model
 from turbojax.configs import EngineConfig, GenerationConfig
@@ -26,7 +24,7 @@ def two_gpus():
 @pytest.mark.parametrize("name", ["llama_plain", "qwen2_bias_tied", "awq_gemm_g64", "gptq_v1_asym_actorder"])
 def test_goldens_in_16_bits(goldens, name):
     """Within torch's own bounds for the type; greedy choices equal wherever the recorded margin is clear."""
-    [case] = [c for c in json.loads((goldens / "manifest.json").read_text())["cases"] if c["name"] == name]
+    case = case_of(goldens, name)
     dtype = "bfloat16" if "bf16_engine" in case["tolerance"] else "float16"
     tolerance = case["tolerance"]["bf16_engine" if dtype == "bfloat16" else "f16_engine"]
     expected = np.load(goldens / name / "expected.npz")
@@ -34,7 +32,7 @@ def test_goldens_in_16_bits(goldens, name):
     backend.reset_counts()
     model = open_model(goldens / name, EngineConfig(dtype=dtype, tp=2), lambda share: None, placement)
     sequences, lengths = recorded(goldens / name)
-    clear = float(re.search(r"gen_margin > ([\d.]+)", tolerance["greedy"]).group(1))
+    clear = clear_margin(tolerance)
     every = zip(("p17", "p40"), logits_of(model, sequences), sequences, lengths, strict=True)
     for prompt, logits, ids, length in every:
         errors = logits[length - 4 : length] - expected[f"{prompt}_logits"]

@@ -54,7 +54,7 @@ class Interleave:
 
     def num_new_tokens(self, config: EngineConfig) -> int:
         """Tokens that a stream generates at most until all is measured; the first one sees the others' prompts, too."""
-        chunk = config.max_prefill_token_num or CHUNK
+        chunk = -(-(config.max_prefill_token_num or CHUNK) // 2)  # of which the streams take up to a half
         num_before = -(-self.num_streams * self.context // chunk)
         num_chunks = -(-self.num_prompt_tokens // chunk)
         return num_before + (self.num_repeats + 1) * (self.num_steps + num_chunks + SLACK_TOKENS)

@@ -11,7 +11,7 @@ import pytest
 
 from tests.core.test_eight_bit import RMS_OF_ROUNDED_X
 from tests.models.test_eight_bit import in_layers, random_llama, write
-from tests.sharding.harness import generated, load, logits_of, recorded
+from tests.sharding.harness import case_of, generated, load, logits_of, recorded
 
 SHARED = Path(__file__).parents[4] / "shared"
 slow = pytest.mark.slow
@@ -30,8 +30,10 @@ EXACT = [
 @pytest.mark.parametrize(("name", "tp"), EXACT)
 def test_logits_and_greedy_tokens_are_those_recorded(goldens, name, tp):
     """Within the tolerance that one device is held to."""
-    [case] = [c for c in json.loads((goldens / "manifest.json").read_text())["cases"] if c["name"] == name]
-    atol, expected = case["tolerance"]["float32_engine"]["logits_atol"], np.load(goldens / name / "expected.npz")
+    atol, expected = (
+        case_of(goldens, name)["tolerance"]["float32_engine"]["logits_atol"],
+        np.load(goldens / name / "expected.npz"),
+    )
     sequences, lengths = recorded(goldens / name)
     every = zip(("p17", "p40"), logits_of(load(goldens / name, tp), sequences), sequences, lengths, strict=True)
     for prompt, logits, ids, length in every:
