@@ -153,12 +153,6 @@ class Buckets:
             min_prefill_tokens *= 2
 
     @property
-    def most_beside(self) -> tuple[tuple[int, int], ...]:
-        """(decode slots, the most tokens of all chunks beside so many), fewest slots first; none of tiles."""
-        sizes = sorted({slots for slots, _ in self.mixed})
-        return tuple((size, max(tokens for slots, tokens in self.mixed if slots >= size)) for size in sizes)
-
-    @property
     def num_programs(self) -> int:
         """What an engine compiles."""
         return len(list(self.all_shapes())) + len(list(self.all_picks())) + NUM_OTHER_PROGRAMS
@@ -232,12 +226,13 @@ def mixed_shapes(
     """(decode slots, tokens) of steps of several chunks, fewest rows first; coarse, to keep programs few.
 
     All slots come with no fewer tokens than slots, a few slots with few tokens. Together they are the rows of a size of
-    prefill, which fill the tiles of kernels: 64 rows beside 512 cost linears 40 % more than 512 rows. Slots come on top
-    of sizes that they would take more than half of, or of which they would leave less than a page.
+    prefill, which fill the tiles of kernels: 64 rows beside 512 cost linears 40 % more than 512 rows. What slots leave
+    of a page stays empty, since chunks end at page edges. Slots come on top of sizes that they would take more than
+    half of, or of which they would leave less than a page.
     """
 
     def beside(slots: int, size: int) -> tuple[int, int]:
-        left = size - slots
+        left = (size - slots) // page_len * page_len
         return slots, left if left >= max(slots, page_len) else size
 
     has_few, limit = max_batch_size > FEW_SLOTS, FEW_SLOTS_FACTOR * max_batch_size

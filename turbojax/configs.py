@@ -43,7 +43,8 @@ class EngineConfig:
         kv_hadamard: multiply queries and keys by a Hadamard matrix in the layers whose K has 4 bits: attention is the
             same, and K loses less than half as much. None is as the checkpoint's own policy says, else False.
         max_prefill_token_num: most prompt tokens that one step computes; longer prompts go in chunks. Sequences that
-            decode in that step take theirs from it, up to a half. None is 8192 on a GPU and 2048 elsewhere.
+            decode in that step take theirs from it, up to a half, and behind a long history chunks beside them are
+            smaller. None is 8192 on a GPU and 2048 elsewhere.
         max_queue_len: most requests that the engine holds beyond those that run at once; more are refused with
             QueueFullError. None is any number.
         enable_prefix_caching: keep the pages of what was computed, prompts and generated tokens, for requests that
@@ -51,7 +52,7 @@ class EngineConfig:
         num_decode_steps: tokens of each sequence per call to the device while no request waits.
         batch_invariant: what a request gives, greedy or seeded, is bit by bit the same whatever else runs, however its
             prompt is cut, cached or recomputed, on one device and version. All rows run through one program, a tile of
-            them a call, one token a call: steps take several times as long (docs/decisions.md has figures).
+            them a call, one token a call: small steps take several times as long (docs/engine_gpu.md has figures).
         compile_ahead: compile every step before the first request instead of when it is met; None does on a GPU,
             where a process that runs many requests should not stop to compile, and not elsewhere.
         logits_processors: what requests can name as their processor of logits, by name; compiled into the steps.

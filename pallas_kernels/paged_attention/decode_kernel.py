@@ -275,5 +275,6 @@ def decode_attention(
     kernel = functools.partial(_range_kernel, p=p)
     found = call(kernel, "paged_decode_range", (batch * slots * p.num_kv_heads,), inputs, parts)
     return merge_ranges(
-        found["partial"], found["lse"], lengths, lambda length: p.ranges(length)[1], sinks, out, interpret
-    )
+        found["partial"], found["lse"], sinks, out, "paged_decode_merge", interpret, lengths,
+        lambda length: p.ranges(length)[1],
+    )  # fmt: skip

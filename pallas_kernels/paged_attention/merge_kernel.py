@@ -21,7 +21,7 @@ MAX_RANGES_PER_STEP = 64
 def _kernel(
     *args: Any,
     names: tuple[str, ...],
-    num_ranges: Callable[[jax.Array], jax.Array],
+    num_ranges: Callable[[jax.Array], jax.Array] | None,
     slots: int,
     head_dim: int,
     step: int,
@@ -29,7 +29,7 @@ def _kernel(
     """One program a sequence and query head: its ranges' outputs, weighted by their share of the softmax's sum."""
     refs = dict(zip(names, args, strict=True))
     row, head = pl.program_id(0), pl.program_id(1)
-    count = num_ranges(refs["lengths"][row])
+    count: Any = slots if num_ranges is None else num_ranges(refs["lengths"][row])
     columns = jnp.arange(pl.next_power_of_2(head_dim), dtype=jnp.int32)
     real_columns = columns < head_dim
 
@@ -39,6 +39,7 @@ def _kernel(
         index, real = jnp.minimum(ranges, slots - 1), ranges < count
         lse = backend.masked_load(refs["lse"].at[row, head, index], mask=real, other=MINUS_INF)
         at = jnp.broadcast_arrays(index[:, None], jnp.minimum(columns, head_dim - 1)[None, :])
+        real &= lse > MINUS_INF
         mask = real[:, None] & real_columns[None, :]
         part = backend.masked_load(refs["partial"].at[row, head, at[0], at[1]], mask=mask, other=0.0)
         new_top = jnp.maximum(top, jnp.max(lse))
@@ -55,19 +56,21 @@ def _kernel(
 
 
 def merge_ranges(
-    partial: jax.Array, lse: jax.Array, lengths: jax.Array, num_ranges: Callable[[jax.Array], jax.Array],
-    sinks: jax.Array | None, out: jax.ShapeDtypeStruct, interpret: bool,
+    partial: jax.Array, lse: jax.Array, sinks: jax.Array | None, out: jax.ShapeDtypeStruct, name: str, interpret: bool,
+    lengths: jax.Array | None = None, num_ranges: Callable[[jax.Array], jax.Array] | None = None,
 ) -> jax.Array:  # fmt: skip
     """Softmax over all ranges of a row from the softmax within each.
 
     Args:
-        partial: float32 [B, N, S, H], outputs of the ranges, normalised.
-        lse: float32 [B, N, S], log2 of the ranges' sums of 2**score.
-        lengths: int32 [B].
-        num_ranges: ranges of a row of some length, traced in the kernel; 0 gives zeros. Slots beyond are not read.
+        partial: float32 [B, N, S, H], outputs of the ranges, normalised; not read of those that are empty.
+        lse: float32 [B, N, S], log2 of the ranges' sums of 2**score; MINUS_INF of those that are empty.
         sinks: float32 [N] or None.
         out: shape and dtype of the result, [B, N, H].
+        name: of the kernel.
         interpret: run the kernel in the interpreter.
+        lengths: int32 [B], for `num_ranges`.
+        num_ranges: ranges of a row of some length, traced in the kernel; 0 gives zeros. Slots beyond are not read.
+            None reads them all.
     """
     batch, heads, slots, head_dim = partial.shape
     step = min(MAX_RANGES_PER_STEP, max(2, pl.next_power_of_2(slots)))
@@ -75,6 +78,5 @@ def merge_ranges(
     kernel = functools.partial(_kernel, num_ranges=num_ranges, slots=slots, head_dim=head_dim, step=step)
     num_warps = max(1, step // RANGES_PER_WARP)
     return call_kernel(
-        kernel, "paged_decode_merge", (batch, heads), inputs, {"out": out}, num_warps=num_warps, num_stages=1,
-        interpret=interpret,
-    )["out"]  # fmt: skip
+        kernel, name, (batch, heads), inputs, {"out": out}, num_warps=num_warps, num_stages=1, interpret=interpret
+    )["out"]

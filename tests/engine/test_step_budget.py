@@ -1,5 +1,7 @@
 """One budget of a step for decode rows and prompts: whatever is planned has a compiled shape."""
 
+import math
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 from tests.engine.harness import PAGE_LEN, StrictRunner, drive, request
 from turbojax.buckets import Buckets
 from turbojax.engine.block_pool import BlockPool
-from turbojax.engine.limits import SchedulerConfig
+from turbojax.engine.limits import EVEN, LEAST_SHARE, SchedulerConfig
 from turbojax.engine.prefix_cache import PrefixCache
 from turbojax.engine.scheduler import Scheduler
 
@@ -26,13 +28,13 @@ class ShapedRunner(StrictRunner):
         return super().dispatch(plan)
 
 
-def run(prompt_lens, *, num_slots, budget, num_new=6):
+def run(prompt_lens, *, num_slots, budget, num_new=6, parity_len=math.inf):
     buckets = Buckets.of(
         max_batch_size=num_slots, max_prefill_tokens=budget, num_decode_steps=1, min_prefill_tokens=8, page_len=PAGE_LEN
     )
     pool = BlockPool(400, PAGE_LEN)
     runner = ShapedRunner(buckets, num_slots, PAGE_LEN, pool)
-    config = SchedulerConfig(num_slots, 300, budget, buckets.max_chunks, most_beside=buckets.most_beside)
+    config = SchedulerConfig(num_slots, 300, budget, buckets.max_chunks, mixed=buckets.mixed, parity_len=parity_len)
     scheduler = Scheduler(config, pool, cache=PrefixCache(pool, is_enabled=False))
     for number, length in enumerate(prompt_lens):
         scheduler.add(request(number, length, num_new))
@@ -47,10 +49,34 @@ def test_every_step_has_a_shape(prompt_lens, num_slots, budget):
 
 
 def test_decode_rows_and_chunks_fill_a_size_together():
-    """A long prompt beside streams: as many rows a step as it has alone."""
+    """A long prompt beside streams: as many rows a step as it has alone, but for the rest of a page."""
     shapes = run([4] * 8 + [200], num_slots=9, budget=32, num_new=40)
     mixed = [shape for shape in shapes if shape.num_chunks and shape.num_decode_slots]
-    assert max(shape.num_rows for shape in mixed) == 32
+    assert max(shape.num_rows for shape in mixed) == 9 + (32 - 9) // PAGE_LEN * PAGE_LEN
+
+
+def test_chunks_get_smaller_behind_a_long_history_where_streams_wait_for_them():
+    shapes = run([4] * 8 + [280], num_slots=9, budget=128, num_new=40, parity_len=1000)
+    sizes = [shape.num_prefill_tokens for shape in shapes if shape.num_chunks and shape.num_decode_slots]
+    sizes = sizes[sizes.index(116) :]  # the first step has little but the short prompts
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[0] > sizes[-1] >= sizes[0] / LEAST_SHARE
+
+
+def test_chunks_stay_large_where_nobody_waits():
+    shapes = run([280], num_slots=9, budget=128, parity_len=40)
+    assert [shape.num_prefill_tokens for shape in shapes if shape.num_chunks] == [128, 128, 32]
+
+
+@given(st.integers(1, 64), st.integers(0, 10**6), st.integers(1, 10**5))
+def test_a_step_behind_a_history_takes_about_as_long_as_one_without(num_decoding, history_len, parity_len):
+    buckets = Buckets.of(max_batch_size=64, max_prefill_tokens=512, num_decode_steps=1, page_len=16)
+    config = SchedulerConfig(64, 10**7, 512, 8, mixed=buckets.mixed, parity_len=parity_len)
+    most, tokens = (config.most_prefill_tokens(num_decoding, length) for length in (0, history_len))
+    shape, largest = (buckets.shape_of(num_decoding, n, 1, 1) for n in (tokens, most))
+    assert most / LEAST_SHARE <= tokens <= most
+    if tokens > most / 2:  # not the smallest that there may be
+        assert shape.num_rows + tokens * history_len / parity_len <= EVEN * largest.num_rows
 
 
 @pytest.mark.parametrize("budget", [4, 8])

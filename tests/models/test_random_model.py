@@ -1,5 +1,8 @@
 """Named shapes and random weights: public numbers, the loader's own form, ordinary activations."""
 
+import math
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +12,7 @@ from checkpoints import AffineFormat, EightBitFormat
 from pallas_kernels.affine_linear import AffineWeights, pack
 from pallas_kernels.eight_bit_linear import EightBitWeights
 from pallas_kernels.eight_bit_linear.reference import dequantise
+from turbojax.bench.roofline import linear_ops, pair_flops
 from turbojax.core.weights import Linear
 from turbojax.errors import ModelConfigError
 from turbojax.models import random_model as rm
@@ -32,6 +36,16 @@ def planned(shape, form):
 def test_the_shapes_have_the_published_number_of_parameters(shape, num_parameters):
     leaves = jax.tree.leaves(abstract_weights(planned(shape, rm.WEIGHT_FORMATS["bf16"])))
     assert sum(leaf.size for leaf in leaves) / 1e9 == pytest.approx(num_parameters, rel=1e-3)
+
+
+@pytest.mark.parametrize("shape", ["llama-3.1-8b", "qwen3-8b"])
+def test_behind_the_parity_length_attention_costs_the_flops_of_the_linears(shape):
+    spec = planned(shape, rm.WEIGHT_FORMATS["bf16"])
+    weights = abstract_weights(spec)
+    pairs = sum(pair_flops(segment) for segment in spec.segments)
+    assert pairs * spec.parity_len == pytest.approx(sum(op.num_flops for op in linear_ops(weights, 1)))
+    windowed = [replace(segment, layer=replace(segment.layer, window=4096)) for segment in spec.segments]
+    assert replace(spec, segments=tuple(windowed)).parity_len == math.inf
 
 
 def test_an_unknown_shape_or_format_names_those_that_there_are():

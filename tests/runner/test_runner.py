@@ -100,7 +100,7 @@ def test_buckets_cover_every_step_and_are_few(limits):
     slots, tokens = limits["max_batch_size"], limits["max_prefill_tokens"]
     used = set()
     for decode in {0, 1, 2, 17, 64, 65, slots - 1, slots}:
-        most = next((most for size, most in buckets.most_beside if size >= decode), tokens)
+        most = max((most for size, most in buckets.mixed if size >= decode), default=tokens)
         assert tokens / 2 <= most <= tokens
         for num_tokens in {0, 1, 31, 33, 129, most, tokens}:
             for chunks in {0} if num_tokens == 0 else {1, 2, buckets.max_chunks}:

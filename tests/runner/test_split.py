@@ -177,13 +177,13 @@ def test_a_recomputed_request_goes_on_as_it_would_have(runner, golden):
 
 
 def test_prompt_logprobs_logits_and_hidden_states_of_chunks(runner, loaded, golden):
-    """A prompt of 40 tokens in two chunks, in blocks of two rows, beside a slot that decodes."""
+    """A prompt of 40 tokens in three chunks, in blocks of two rows, beside a slot that decodes."""
     (other, prompt, *_), _ = golden
     driver, beside = Driver(runner, 0, prompt), Driver(runner, 1, other)
     prefill(beside)
     wanted = {"num_prompt_logprobs": 2, "output_logits": True, "output_hidden": True}
     parts = []
-    for start, end in ((0, 16), (16, 40)):
+    for start, end in ((0, 16), (16, 32), (32, 40)):
         joins = [] if start else [driver]
         result = step(runner, joins=joins, decode=[beside], chunks=[driver.chunk(start, end, **wanted)])
         parts.append(result.prompt_outputs[0])

@@ -22,6 +22,7 @@ from turbojax.configs import EngineConfig
 from turbojax.engine.request import Progress, Sink
 
 CHUNK = 512
+SLOTS_STEP = 8  # rows that a GPU's kernels take together: another number of slots would have them padded
 # Tokens of a stream in which it may see a prompt come and go beside the steps that compute it.
 SLACK_TOKENS = 64
 
@@ -61,7 +62,8 @@ class Interleave:
 
     def config(self, settings: Settings) -> EngineConfig:
         """A token a call: gaps between tokens that come together would say nothing."""
-        defaults = {"max_batch_size": self.num_streams + 1, "max_prefill_token_num": CHUNK, "num_decode_steps": 1}
+        num_slots = -(-(self.num_streams + 1) // SLOTS_STEP) * SLOTS_STEP
+        defaults = {"max_batch_size": num_slots, "max_prefill_token_num": CHUNK, "num_decode_steps": 1}
         config = settings.config(**defaults)
         longest = max(self.num_prompt_tokens, self.context + self.num_new_tokens(config))
         return dataclasses.replace(config, session_len=longest + 2)

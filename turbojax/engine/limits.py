@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from turbojax.errors import EmptyPromptError, PromptTooLongError
+
+# How much longer than the largest chunk without a history a step may take for the sake of a larger one; and the least
+# share of that chunk, since a step has costs that do not shrink with it: weights and the whole history are read.
+EVEN, LEAST_SHARE = 1.15, 4
 
 
 @dataclass(frozen=True)
@@ -21,8 +26,9 @@ class SchedulerConfig:
             than the host needs for the next one.
         max_multi_step_pages: most pages of any of them; None is all.
         max_queue_len: requests that the engine takes beyond those that run at once; None is any number.
-        most_beside: (decode slots, prompt tokens), most slots last: what a step of several chunks or with decode slots
-            can hold of prompts, by its decode slots; empty is `max_prefill_tokens`.
+        mixed: (decode slots, prompt tokens) that a step of several chunks or with decode slots can hold, fewest rows
+            first; empty is `max_prefill_tokens` beside any slots.
+        parity_len: tokens behind which the attention of one more takes as long as all else of it.
     """
 
     num_slots: int
@@ -33,11 +39,24 @@ class SchedulerConfig:
     max_multi_step_slots: int | None = None
     max_multi_step_pages: int | None = None
     max_queue_len: int | None = None
-    most_beside: tuple[tuple[int, int], ...] = ()
+    mixed: tuple[tuple[int, int], ...] = ()
+    parity_len: float = math.inf
 
-    def most_prefill_tokens(self, num_decoding: int) -> int:
-        """Of all chunks of a step with so many decode slots, where it has any or several chunks."""
-        return next((tokens for slots, tokens in self.most_beside if slots >= num_decoding), self.max_prefill_tokens)
+    def most_prefill_tokens(self, num_decoding: int, history_len: int = 0) -> int:
+        """Of all chunks of a step with so many decode slots, where it has any or several chunks.
+
+        Decoding sequences wait for a step to end. The attention of a chunk to a long history would make that later and
+        later, so chunks get smaller with it: a step should take about as long as the largest one without a history.
+        """
+        sizes = [(slots + tokens, tokens) for slots, tokens in self.mixed if slots >= num_decoding]
+        if not sizes:
+            return self.max_prefill_tokens
+        num_rows, most = max(sizes, key=lambda size: size[1])
+        if num_decoding == 0:
+            return most
+        cost = lambda rows, tokens: rows + tokens * history_len / self.parity_len  # noqa: E731 - of a token alone
+        fits = [n for rows, n in sizes if cost(rows, n) <= EVEN * num_rows and n * LEAST_SHARE >= most]
+        return max(fits, default=min(n for _, n in sizes if n * LEAST_SHARE >= most))
 
     def steps_for(self, num_decoding: int, num_pages: int) -> int:
         """Tokens per call of a pure decode step of so many slots, of so many pages at most, while nothing waits."""

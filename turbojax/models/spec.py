@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -109,6 +110,11 @@ class LayerSpec:
     has_k_scale: bool = False
 
     @property
+    def linears(self) -> tuple[LinearSpec, ...]:
+        """All of them."""
+        return (*self.qkv, self.o, *self.gate_up, self.down)
+
+    @property
     def gate_up_tile(self) -> int:
         """Columns of gate that stand together before as many of up."""
         return gate_up_tile(self.down.in_dim)
@@ -160,6 +166,15 @@ class ModelSpec:
     @property
     def num_layers(self) -> int:
         return sum(segment.num_layers for segment in self.segments)
+
+    @property
+    def parity_len(self) -> float:
+        """Tokens that one more must see for its attention to cost the FLOPs of its linears; without end where windows
+        hide those far back from all layers."""
+        layers = [(segment.num_layers, segment.layer) for segment in self.segments]
+        num_weights = sum(n * linear.in_dim * linear.out_dim for n, layer in layers for linear in layer.linears)
+        width = sum(n * layer.num_heads * layer.head_dim for n, layer in layers if layer.window is None)
+        return num_weights / (2 * width) if width else math.inf
 
     def rope_regime(self, admitted_len: int) -> tuple[int, ...]:
         """Sequences share keys only where it is the same for the lengths that they were admitted with."""

@@ -10,6 +10,7 @@ import pytest
 from pallas_kernels import backend
 from pallas_kernels.paged_attention import paged_decode_attention, paged_prefill_attention
 from pallas_kernels.paged_attention.decode_kernel import DecodeConfig, decode_attention
+from pallas_kernels.paged_attention.prefill_kernel import PrefillConfig, prefill_attention
 from pallas_kernels.paged_attention.tiles import ScoreFunction, call_kernel
 from pallas_kernels.paged_attention.unpack import dequantise_plane, unpack_plane
 from tests.kernels.attention.cases import CASES, LENGTHS, decode_problem, prefill_problem
@@ -56,6 +57,21 @@ def test_prefill(case):
     assert relative_error(found, wanted) < TOLERANCE
     np.testing.assert_array_equal(np.asarray(found[int(starts[-1]) :], np.float32), 0)
     assert backend.num_fallbacks() == 0
+
+
+@pytest.mark.parametrize("ranges", [(3, 32), (8, 16)], ids=str)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_prefill_in_ranges(case, ranges):
+    q, pages, tables, starts, histories, wanted = prefill_problem(case, jnp.bfloat16)
+    options = case.options()
+    sinks = options.pop("sinks")
+    function, config = ScoreFunction(**options), PrefillConfig(16, 1, 4, 2, *ranges)
+    run = jax.jit(lambda *a: prefill_attention(*a, function, sinks, config, False))
+    found = run(q, pages, jnp.int32(1), tables, starts, histories)
+    assert relative_error(found, wanted) < TOLERANCE
+    np.testing.assert_array_equal(np.asarray(found[int(starts[-1]) :], np.float32), 0)
+    again = run(q, pages, jnp.int32(1), tables, starts, histories)
+    np.testing.assert_array_equal(np.asarray(found, np.float32), np.asarray(again, np.float32))
 
 
 @pytest.mark.parametrize("case", CASES[1:4], ids=str)

@@ -40,12 +40,17 @@ def test_decode(case, cut):
     np.testing.assert_array_equal(np.asarray(found[1], np.float32), 0)
 
 
-@pytest.mark.parametrize("case", [CASES[2], CASES[6], CASES[9]], ids=str)
-def test_prefill(case):
+@pytest.mark.parametrize(
+    ("case", "ranges"),
+    [(CASES[2], (1, 0)), (CASES[6], (3, 32)), (CASES[6], (1, 0)), (CASES[9], (8, 64)), (CASES[9], (1, 0))],
+    ids=str,
+)
+def test_prefill(case, ranges):
+    """Whole, and in ranges: fewer than the steps of a tile, and more."""
     q, pages, tables, starts, histories, wanted = prefill_problem(case, jnp.bfloat16)
     options = case.options()
     sinks = options.pop("sinks")
-    config = PrefillConfig(16, 2, 4, 2)
+    config = PrefillConfig(16, 2, 4, 2, *ranges)
     run = quick(lambda *a: prefill_attention(*a, ScoreFunction(**options), sinks, config, True))
     found = run(q, pages, jnp.int32(1), tables, starts, histories)
     assert relative_error(found, wanted) < TOLERANCE

@@ -1,6 +1,7 @@
 """Every variant of the kernels lowers for CUDA, on a machine without a GPU."""
 
 import contextlib
+import math
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ from pallas_kernels.kv_cache import empty_pages, write_kv
 from pallas_kernels.paged_attention import paged_decode_attention, paged_prefill_attention
 from pallas_kernels.paged_attention.decode_kernel import DecodeConfig, decode_attention
 from pallas_kernels.paged_attention.tiles import ScoreFunction
-from pallas_kernels.paged_attention.tuning import prefill_config
+from pallas_kernels.paged_attention.tuning import MAX_PREFILL_RANGES, prefill_config, prefill_ranges
 from tests.kernels.attention.cases import CASES, Case
 
 DEVICES = ["NVIDIA A100-SXM4-80GB", "NVIDIA GeForce RTX 4090", "NVIDIA H100 80GB HBM3", "NVIDIA B200"]
@@ -57,7 +58,8 @@ def test_public_functions(kind, case):
     found = lower(
         kind, lambda *a: paged_prefill_attention(*a, **options), q, pages, int32(), tables, int32(4), int32(3)
     )
-    assert found == (1 if (case.k_bits, case.v_bits) == (16, 16) else 2)  # with a copy of quantised pages
+    # Ranges and their merge, since 24 rows fill no GPU, behind a copy of quantised pages.
+    assert found == (2 if (case.k_bits, case.v_bits) == (16, 16) else 3)
     rows = jax.ShapeDtypeStruct((24, case.kv_heads, case.head_dim), jnp.bfloat16)
     write = lambda *a: write_kv(*a, implementation="triton")
     assert lower(kind, write, pages, rows, rows, int32(), int32(24), int32(24)) == 1
@@ -71,6 +73,27 @@ def test_decode_cuts(bits, config):
     args = (q, pages, int32(), tables, int32(24))
     found = lower(DEVICES[2], lambda *a: decode_attention(*a, function, None, config, False), *args)
     assert found == (1 if config.range_len == 4096 else 2)
+
+
+def test_prefill_of_many_rows_is_not_cut():
+    q, pages, int32, tables = shapes(CASES[0], 1 << 14, 1)
+    args = (q, pages, int32(), tables, int32(2), int32(1))
+    options = CASES[0].options() | {"implementation": "triton"}
+    assert lower(DEVICES[2], lambda *a: paged_prefill_attention(*a, **options), *args) == 1
+
+
+def test_ranges_of_prefill_fill_the_places_that_tiles_leave():
+    """Of 264 places. Tiles that fill most of them stay whole: more programs write more partial results."""
+    for tiles in range(1, 4000):
+        ranges = prefill_ranges(tiles)
+        assert 1 <= ranges <= MAX_PREFILL_RANGES
+        waves = tiles / 264
+        assert math.ceil(waves * ranges) / ranges <= math.ceil(waves)
+        if tiles <= 132:
+            assert waves * ranges > 0.7 or ranges == MAX_PREFILL_RANGES
+        if tiles > 2112:
+            assert ranges == 1
+    assert prefill_ranges(224) == 1
 
 
 @pytest.mark.parametrize(
