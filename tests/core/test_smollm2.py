@@ -17,6 +17,7 @@ pytestmark = [
     pytest.mark.skipif(not (SHARED / "smollm2").is_dir(), reason=f"the recorded outputs are not at {SHARED}/smollm2"),
 ]
 LOGPROB_ATOL = 2e-3
+SIZES = (128, 704, 3200)
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +27,7 @@ def expected():
 
 def size_for(num_tokens):
     """One of three compiled sizes."""
-    return next(size for size in (128, 704, 3200) if num_tokens <= size)
+    return next(size for size in SIZES if num_tokens <= size)
 
 
 def target_logprobs(model, ids):
@@ -39,9 +40,12 @@ def target_logprobs(model, ids):
     return np.asarray(logprobs)[: len(ids) - 1]
 
 
-def test_prompt_and_continuation_logprobs(smol, expected):
+@pytest.mark.parametrize("size", [*SIZES[:-1], pytest.param(SIZES[-1], marks=pytest.mark.long)])
+def test_prompt_and_continuation_logprobs(smol, expected, size):
     """Teacher-forced: prompt and recorded continuation in one pass."""
-    for prompt in expected["prompts"]:
+    of_size = [p for p in expected["prompts"] if size_for(len(p["input_ids"]) + len(p["greedy"]["ids"])) == size]
+    assert of_size
+    for prompt in of_size:
         ids, greedy = prompt["input_ids"], prompt["greedy"]
         got = target_logprobs(smol, ids + greedy["ids"])
         want = np.array([*prompt["prompt_logprobs"][1:], *greedy["logprobs"]], np.float64)
@@ -54,7 +58,7 @@ def test_greedy_continuations_up_to_near_ties(smol, expected):
 
     The longest takes half a minute a pass: what was generated behind it is among the log-probabilities above.
     """
-    by_size = {size: [p for p in expected["prompts"] if size_for(len(p["input_ids"])) == size] for size in (128, 704)}
+    by_size = {size: [p for p in expected["prompts"] if size_for(len(p["input_ids"])) == size] for size in SIZES[:-1]}
     assert all(by_size.values())
     for together in by_size.values():
         all_ids = [prompt["input_ids"] for prompt in together]

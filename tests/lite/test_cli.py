@@ -34,6 +34,15 @@ def test_a_command_writes_a_checkpoint_and_prints_what_it_cost(run, source, tmp_
     assert config["quantization_config"]["config_groups"]["group_0"]["weights"]["group_size"] == 64
 
 
+def test_a_pipe_hears_how_far_a_run_is(run, source, tmp_path, monkeypatch):
+    monkeypatch.setattr("turbojax.cli.lite_options.SECONDS_A_LINE", 0)
+    result = run("rtn", source, "--w-group-size", 64, "--work-dir", tmp_path / "out")
+    assert "layer 1 of 2 after" in result.stderr
+    monkeypatch.setattr("turbojax.cli.lite_options.SECONDS_A_LINE", 3600)
+    result = run("rtn", source, "--w-group-size", 64, "--work-dir", tmp_path / "other")
+    assert " of 2 after" not in result.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "method", "format"),
     [

@@ -23,13 +23,14 @@ def run_cases(name, expression):
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
 
 
-@pytest.mark.parametrize("name", ["equality", "loading"])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["engine", "equality", "loading"])
 def test_on_eight_devices(name):
     run_cases(name, "not slow and not gpu")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [pytest.param("equality", marks=pytest.mark.long), "engine"])
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["equality", "engine"])
 def test_on_eight_devices_at_length(name):
     run_cases(name, "slow and not gpu")
 

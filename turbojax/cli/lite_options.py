@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from turbojax.lite.run import Progress
 
 _CALIBRATION, _OUTPUT = "Calibration", "Output"
+SECONDS_A_LINE = 60.0  # a layer of a 7B model takes a processor minutes
 
 Model = Annotated[
     str | None,
@@ -89,12 +91,18 @@ def run(model: str | None, work_dir: Path, format: str, method: Method, calibrat
 
 @contextmanager
 def shown_progress() -> Iterator[Progress]:
-    """A bar for each kind of work."""
+    """A bar for each kind of work; a line a minute at most where standard error is a file or a pipe."""
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with progress(*columns, TimeRemainingColumn()) as bar:
-        tasks = {}
+        tasks, start = {}, time.monotonic()
+        next_line = start + SECONDS_A_LINE
 
         def hears(what: str, done: int, total: int) -> None:
+            nonlocal next_line
+            now = time.monotonic()
+            if bar.disable and now >= next_line:
+                next_line = now + SECONDS_A_LINE
+                say(f"{what} {done} of {total} after {now - start:.0f} s")
             if what not in tasks:
                 tasks[what] = bar.add_task(what, total=total)
             bar.update(tasks[what], completed=done, total=total)

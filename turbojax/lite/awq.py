@@ -16,10 +16,9 @@ from jax import lax
 
 from turbojax.lite.folding import Heads, shared
 from turbojax.lite.grid import Grid, snapped
-from turbojax.lite.statistics import InputStats
+from turbojax.lite.statistics import InputStats, gram_loss, runs
 
 NUM_EXPONENTS = 20
-ROWS_AT_ONCE = 4096
 # The ranges that clipping tries; half of a range is never the better one at 4 bits.
 SHRINKS = tuple(1.0 - 0.05 * i for i in range(11))
 
@@ -33,11 +32,6 @@ def scale_trials(stats: InputStats, heads: Heads | None) -> np.ndarray:
     size = np.maximum(size, 1e-4 * max(float(size.max()), 1e-12))
     trials = size[None] ** (np.arange(NUM_EXPONENTS) / NUM_EXPONENTS)[:, None]
     return (trials / np.sqrt(trials.max(1) * trials.min(1))[:, None]).astype(np.float32)
-
-
-def gram_loss(error: jax.Array, gram: jax.Array) -> jax.Array:
-    """trace(error @ gram @ error.T) for an error of the weights [N, K]."""
-    return jnp.sum(jnp.matmul(error, gram, precision=lax.Precision.HIGHEST) * error)
 
 
 @functools.partial(jax.jit, static_argnames="grid")
@@ -62,11 +56,6 @@ def search_scale(w: np.ndarray, stats: InputStats, grid: Grid, heads: Heads | No
     trials, gram = scale_trials(stats, heads), jnp.asarray(stats.gram)
     parts = [trial_losses(jnp.asarray(w[rows]), gram, jnp.asarray(trials), grid) for rows in runs(len(w))]
     return trials[int(np.argmin(np.sum([np.asarray(part) for part in parts], axis=0)))]
-
-
-def runs(num_rows: int) -> list[slice]:
-    """Outputs that are scored at once: bounds the memory of a search, and no figure depends on it."""
-    return [slice(start, start + ROWS_AT_ONCE) for start in range(0, num_rows, ROWS_AT_ONCE)]
 
 
 def search_clip(w: np.ndarray, gram: np.ndarray, grid: Grid) -> np.ndarray:

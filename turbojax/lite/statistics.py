@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import lax
+
+ROWS_AT_ONCE = 4096
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,9 +39,24 @@ class InputStats:
         )
 
 
+@jax.jit
+def gram_loss(error: jax.Array, gram: jax.Array) -> jax.Array:
+    """trace(error @ gram @ error.T) for an error of the weights [N, K]."""
+    return jnp.sum(jnp.matmul(error, gram, precision=lax.Precision.HIGHEST) * error)
+
+
+def runs(num_rows: int) -> list[slice]:
+    """Outputs that are scored at once: bounds the memory of a search, and no figure depends on it."""
+    return [slice(start, start + ROWS_AT_ONCE) for start in range(0, num_rows, ROWS_AT_ONCE)]
+
+
 def output_error(error: np.ndarray, gram: np.ndarray) -> float:
-    """Mean over tokens of the squared error of all outputs, for an error [N, K] of the weights."""
-    return float(np.sum((error @ gram) * error, dtype=np.float64))
+    """Mean over tokens of the squared error of all outputs, for an error [N, K] of the weights.
+
+    On the device: for all linears of a layer of a 7B model that is 5 TFLOP.
+    """
+    whole = jnp.asarray(gram, jnp.float32)
+    return sum(float(gram_loss(jnp.asarray(error[rows], jnp.float32), whole)) for rows in runs(len(error)))
 
 
 def relative_error(w: np.ndarray, got: np.ndarray, gram: np.ndarray | None) -> float:

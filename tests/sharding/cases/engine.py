@@ -8,7 +8,6 @@ import pytest
 from turbojax.api import pipeline
 from turbojax.configs import EngineConfig, GenerationConfig
 
-pytestmark = pytest.mark.slow
 # One config, whose programs are compiled once: seven pages, in which one sequence of the longest prompt fits.
 SMALL = {
     "max_batch_size": 2, "max_prefill_token_num": 64, "cache_block_seq_len": 8, "session_len": 128,
@@ -26,6 +25,7 @@ def golden(goldens):
     return prompts, [expected[f"{p}_gen_ids"].tolist() for p in ("p17", "p40")] + expected["batch_gen_ids"].tolist()
 
 
+@pytest.mark.slow
 def test_preempted_and_cached_requests_give_the_recorded_tokens(goldens, golden):
     """Two sequences grow from 3 pages each to 4 and 5, in 7 pages; the second call finds pages of the first."""
     prompts, want = ([found[i] for i in (0, -1)] for found in golden)
@@ -38,6 +38,7 @@ def test_preempted_and_cached_requests_give_the_recorded_tokens(goldens, golden)
         assert pipe.metrics.num_failed_steps == 0
 
 
+@pytest.mark.slow
 def test_a_seed_and_rules_give_what_one_device_gives(goldens, golden):
     """The same noise: every device samples from the same logits, processed ones too."""
     prompts, _ = golden
