@@ -150,7 +150,7 @@ def estimate_workspace(spec: ModelSpec, buckets: Buckets, max_len: int) -> int:
     """
     itemsize = jax.numpy.dtype(spec.dtype).itemsize
     layers = [segment.layer for segment in spec.segments]
-    linears = [linear for layer in layers for linear in (*layer.qkv, layer.o, *layer.gate_up, layer.down)]
+    linears = [linear for layer in layers for linear in layer.linears]
     num_decode = buckets.split_decode_slots[-1]
 
     def row_bytes(linear: LinearSpec) -> int:

@@ -19,6 +19,7 @@ from turbojax.bench.serving import positive
 from turbojax.bench.session import Bench, Finding
 from turbojax.bench.settings import Settings
 from turbojax.configs import EngineConfig
+from turbojax.engine.limits import LEAST_SHARE
 from turbojax.engine.request import Progress, Sink
 
 CHUNK = 512
@@ -57,7 +58,7 @@ class Interleave:
         """Tokens that a stream generates at most until all is measured; the first one sees the others' prompts, too."""
         chunk = -(-(config.max_prefill_token_num or CHUNK) // 2)  # of which the streams take up to a half
         num_before = -(-self.num_streams * self.context // chunk)
-        num_chunks = -(-self.num_prompt_tokens // chunk)
+        num_chunks = -(-self.num_prompt_tokens * LEAST_SHARE // chunk)  # the least of one behind a long history
         return num_before + (self.num_repeats + 1) * (self.num_steps + num_chunks + SLACK_TOKENS)
 
     def config(self, settings: Settings) -> EngineConfig:

@@ -54,9 +54,10 @@ class SchedulerConfig:
         num_rows, most = max(sizes, key=lambda size: size[1])
         if num_decoding == 0:
             return most
-        cost = lambda rows, tokens: rows + tokens * history_len / self.parity_len  # noqa: E731 - of a token alone
-        fits = [n for rows, n in sizes if cost(rows, n) <= EVEN * num_rows and n * LEAST_SHARE >= most]
-        return max(fits, default=min(n for _, n in sizes if n * LEAST_SHARE >= most))
+        sizes = [(rows, tokens) for rows, tokens in sizes if tokens * LEAST_SHARE >= most]
+        # In the time that a row takes without a history.
+        fits = [n for rows, n in sizes if rows + n * history_len / self.parity_len <= EVEN * num_rows]
+        return max(fits, default=min(n for _, n in sizes))
 
     def steps_for(self, num_decoding: int, num_pages: int) -> int:
         """Tokens per call of a pure decode step of so many slots, of so many pages at most, while nothing waits."""

@@ -48,11 +48,12 @@ class PrefillPlanner:
 
     def plan(self, prefilling: list[Request], suspect: Request | None, num_decoding: int) -> Prefills:
         """The next chunks of requests that are being prefilled, and the first ones of who can join."""
-        history_len = max((r.num_prefilled_tokens for r in prefilling if r.status is Status.RUNNING), default=0)
+        running = [request for request in prefilling if request.status is Status.RUNNING]
+        history_len = max((request.num_prefilled_tokens for request in running), default=0)
         most = self._config.most_prefill_tokens(num_decoding, history_len)
         part = Prefills(most if num_decoding else self._config.max_prefill_tokens, most)
-        for request in prefilling:
-            if request.status is Status.RUNNING and len(part.chunks) < self._config.max_chunks:
+        for request in running:
+            if len(part.chunks) < self._config.max_chunks:
                 self._add_chunk(part, request)
         if self._roster.waiting:
             self._admit(part, suspect)

@@ -112,7 +112,7 @@ def linear_specs(spec: ModelSpec, only: int | None = None) -> Iterator[tuple[Lin
     """The linears of the layers, and how many layers have each; or those of one layer."""
     for segment in spec.segments:
         layer, within = segment.layer, only is None or 0 <= only - segment.first_layer < segment.num_layers
-        for part in (*layer.qkv, layer.o, *layer.gate_up, layer.down):
+        for part in layer.linears:
             if within:
                 yield part, segment.num_layers if only is None else 1
 
